@@ -31,7 +31,7 @@ mod version;
 #[cfg(test)]
 pub(crate) mod work;
 
-pub use api_kind::ApiKind;
+pub use api_kind::{ApiKind, ColumnType, PrinterColumn};
 #[cfg(any(feature = "kube", feature = "server"))]
 pub(crate) use envelope::Envelope;
 pub use envelope::JsonText;

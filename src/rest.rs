@@ -3,6 +3,7 @@
 //!
 //! - [`RestService`] answers every request of the listener `kubernetes.listen`.
 //! - `path` finds what a request names, `query` parses and validates its parameters, by the tables of Kubernetes.
+//! - `accept` finds the form of the response.
 //! - `reads` answers get, list and watch: the limits, rights, snapshots and watches are those of `grpc`.
 //! - `resources` answers for any resource under its own name, at `/v1/RESOURCE`, as JSON and as server-sent events, of which `events`
 //!   has the encoding.
@@ -13,6 +14,7 @@
 //!
 //! Not here: writes, subresources, schemas (OpenAPI), bodies other than JSON, and a proxy to the API server.
 
+mod accept;
 mod body;
 mod discovery;
 mod encode;

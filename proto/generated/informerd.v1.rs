@@ -423,6 +423,11 @@ pub struct ListRequest {
     /// The meaning of min_resource_version. All pages of an exact list are of that version. Since: past.
     #[prost(enumeration = "ResourceVersionMatch", tag = "12")]
     pub resource_version_match: i32,
+    /// For RESOURCE_VERSION_MATCH_EXACT: the `history` received with the version, as in WatchRequest.history. When the
+    /// upstream's history has been rewritten since, the same number may be another state: OUT_OF_RANGE / HISTORY_CHANGED.
+    /// Empty = the present history. Since: past.
+    #[prost(string, tag = "16")]
+    pub history: ::prost::alloc::string::String,
 }
 /// One chunk of a list.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -506,6 +511,9 @@ pub struct ByIndexRequest {
     /// As in ListRequest. Since: past.
     #[prost(enumeration = "ResourceVersionMatch", tag = "13")]
     pub resource_version_match: i32,
+    /// As in ListRequest. Since: past.
+    #[prost(string, tag = "18")]
+    pub history: ::prost::alloc::string::String,
 }
 /// One chunk of the objects found.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -559,6 +567,9 @@ pub struct GetRequest {
     /// As in ListRequest. Since: past.
     #[prost(enumeration = "ResourceVersionMatch", tag = "7")]
     pub resource_version_match: i32,
+    /// As in ListRequest. Since: past.
+    #[prost(string, tag = "8")]
+    pub history: ::prost::alloc::string::String,
 }
 /// One object.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -619,6 +630,9 @@ pub struct ChangesRequest {
     /// Only objects of this shard; unset = all.
     #[prost(message, optional, tag = "12")]
     pub shard: ::core::option::Option<Shard>,
+    /// The history of from_resource_version, as in ListRequest; the later version is of the same one.
+    #[prost(string, tag = "13")]
+    pub history: ::prost::alloc::string::String,
 }
 /// One chunk of a difference. Since: past.
 #[derive(Clone, PartialEq, ::prost::Message)]

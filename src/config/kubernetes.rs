@@ -46,13 +46,15 @@ impl ResourceConfig {
     /// Returns the kind as which the Kubernetes API serves the resource, if it does. That of a kube source has no kind: its source
     /// reports it.
     pub fn api_kind(&self) -> Option<ApiKind> {
-        Some(match (self.options.kubernetes.as_ref()?, &self.source) {
+        let columns = self.options.kubernetes_columns.clone();
+        let kind = match (self.options.kubernetes.as_ref()?, &self.source) {
             (KubernetesName::Kind(kind), _) => kind.clone(),
             (KubernetesName::Auto, SourceConfig::Kube(kube)) => {
                 ApiKind::new(&kube.group, &kube.version, &kube.plural, "")
             }
             (KubernetesName::Auto, _) => KubernetesName::of_resource(&self.name),
-        })
+        };
+        Some(ApiKind { columns, ..kind })
     }
 
     /// Checks that clients of Kubernetes can be served.
@@ -62,7 +64,13 @@ impl ResourceConfig {
     /// Why not, and what to do about it.
     pub fn check_kubernetes(&self) -> Result<(), ValueError> {
         if self.options.kubernetes.is_none() {
-            return Ok(());
+            return if self.options.kubernetes_columns.is_empty() {
+                Ok(())
+            } else {
+                let problem =
+                    "`kubernetes_columns` is without `kubernetes`; add `kubernetes: auto`, or remove the columns";
+                Err(ValueError::new(format!("resource {:?}: {problem}", self.name)))
+            };
         }
         let refuse = |problem: &str| Err(ValueError::new(format!("resource {:?}: `kubernetes` {problem}", self.name)));
         match &self.source {

@@ -74,7 +74,8 @@ fn of_key(key: &Key) -> Value {
         }
         "rules" => json!({ "type": "array", "items": { "type": "object" } }),
         "field paths" | "paths" => texts(),
-        "names" | "namespaces" | "texts" | "endpoints" | "view names" | "host names" | "networks" => {
+        "names" | "namespaces" | "texts" | "endpoints" | "view names" | "host names" | "networks"
+        | "printer columns" => {
             let mut list = texts();
             list["minItems"] = json!(1);
             list

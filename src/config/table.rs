@@ -18,7 +18,7 @@ use super::{
         choices::{certificate_user, compressions, policies, policy},
         count, duration, expression, file, host_names, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
-        kubernetes::{KubernetesName, kubernetes_name, refuse_or_warn},
+        kubernetes::{KubernetesName, kubernetes_name, printer_columns, refuse_or_warn},
         label_index as label, names, networks, path as directory, path_index as field_path, positive_count,
         positive_duration, positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts,
         view_names, view_paths as paths,
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     auth::{CertificateUser, Rules},
-    model::{Expression, FieldCut, IndexFunc, Shard},
+    model::{Expression, FieldCut, IndexFunc, PrinterColumn, Shard},
     net::ServerAddress,
     proto::Compression,
     source::{files::FilesConfig, kube::KubeConfig, stream::StreamConfig},
@@ -423,6 +423,8 @@ rows! {
             "interval at which the server lists the upstream a second time and compares every object with its cache, with low priority; differences are the problem VERIFY_DIFFERS; not for stream sources; if left out never";
         kubernetes: Option<KubernetesName>, kubernetes_name,
             "serve the resource at kubernetes.listen: auto, the kind of a kube source, else informerd.dev/v1/NAME; or [GROUP/]VERSION/PLURAL=KIND[,SHORT…][@cluster] such as example.com/v1/settings=Setting,set; if left out not";
+        kubernetes_columns: Vec<PrinterColumn> = empty, printer_columns,
+            "columns of tables (kubectl get) at kubernetes.listen after the name, in place of those of the kind: NAME[:TYPE][@wide]=PATH such as [Phase=.status.phase, 'Size:integer@wide=.spec.size', 'Age:date=.metadata.creationTimestamp'], of the types string, integer, number, boolean and date; @wide for -o wide only";
         read_only_clients: bool = "false", boolean,
             "the clients at kubernetes.listen write nothing back: otherwise a resource is refused there whose objects lack fields other than metadata.managedFields, because an update would erase them";
         authorize_as: Option<String>, text where kube::check_kind_name,

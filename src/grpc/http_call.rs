@@ -18,7 +18,7 @@ use super::{
     call::Call,
     layer::span_of,
     metrics::RpcObserver,
-    past::AtVersion,
+    past::{AtVersion, PastVersion},
     peers::{PeerCall, RequestCharge},
     query,
     resource::ServedResource,
@@ -286,12 +286,13 @@ impl HttpCall {
         Listing::begin(access, request, self.call.clone()).await
     }
 
-    /// Returns an object, at a version or later, or (if `true`) at exactly it; and the part of it that the caller may read.
+    /// Returns an object, at a version or later, or (if it is of a history, by its name or the empty one for the present) at exactly
+    /// it; and the part of it that the caller may read.
     pub(crate) async fn get(
         &self,
         wanted: ObjectsWanted<'_>,
         name: &str,
-        version: Option<(&ResourceVersion, bool)>,
+        version: Option<(ResourceVersion, Option<String>)>,
     ) -> Result<(Arc<Object>, PayloadFormat), ApiError> {
         let Access { resource, format, .. } = self.access(Operation::Get, wanted, name).await?;
         let key = query::key("name", wanted.namespace, name)?;
@@ -301,8 +302,8 @@ impl HttpCall {
         }
         let at = match version {
             None => AtVersion::Any,
-            Some((version, false)) => AtVersion::NotOlderThan(version.clone()),
-            Some((version, true)) => AtVersion::Exact(version.clone()),
+            Some((version, None)) => AtVersion::NotOlderThan(version),
+            Some((version, Some(history))) => AtVersion::Exact(PastVersion { version, history }),
         };
         let (object, ..) = self.service.read(&resource, &key, &at, &self.call).await?;
         let object = object.ok_or_else(|| ApiError::object(&resource.name, &key))?;

@@ -174,6 +174,7 @@ pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, cal
         page_token: request.page_token,
         min_resource_version: request.min_resource_version,
         resource_version_match: request.resource_version_match,
+        history: request.history,
         index: Some(pb::IndexMatch { name: request.index, values }),
         view: request.view,
         shard: request.shard,
@@ -212,7 +213,8 @@ async fn answer(
     )
     .await?;
     let Access { service, resource, mut format, .. } = access;
-    let at = AtVersion::parse("min_resource_version", &request.min_resource_version, request.resource_version_match)?;
+    let pb::ListRequest { min_resource_version, resource_version_match, history, .. } = &mut request;
+    let at = AtVersion::parse("min_resource_version", min_resource_version, *resource_version_match, history)?;
     let key = like.as_ref().map(|like| &like.key);
     let rights = (call.user(), &selection.namespaces);
     let query = service.pages().query_hash(&("List", resource.calls.id(), request.encode_to_vec(), key, rights));

@@ -37,7 +37,15 @@ pub(super) enum AtVersion {
     /// Any.
     Any,
     NotOlderThan(ResourceVersion),
-    Exact(ResourceVersion),
+    Exact(PastVersion),
+}
+
+/// Version of a history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PastVersion {
+    pub(super) version: ResourceVersion,
+    /// Name of the history that the client has received with the version; empty for the present one.
+    pub(super) history: String,
 }
 
 /// State that a request reads.
@@ -58,21 +66,32 @@ pub(super) struct Difference {
 // === impl AtVersion ===
 
 impl AtVersion {
-    /// Parses the version of a request; `field` has it.
-    pub(super) fn parse(field: &'static str, text: &str, version_match: i32) -> Result<Self, ApiError> {
+    /// Parses the version of a request, which `field` has, and takes its history.
+    pub(super) fn parse(
+        field: &'static str,
+        text: &str,
+        version_match: i32,
+        history: &mut String,
+    ) -> Result<Self, ApiError> {
+        let history = std::mem::take(history);
         let version = query::version(field, text)?;
         let invalid = |message: String| {
             let field = "resource_version_match";
             ApiError::Invalid { reason: "RESOURCE_VERSION_INVALID", field, message }
         };
         match (pb::ResourceVersionMatch::try_from(version_match), version) {
-            (Ok(pb::ResourceVersionMatch::Exact), Some(version)) => Ok(Self::Exact(version)),
+            (Ok(pb::ResourceVersionMatch::Exact), Some(version)) => Ok(Self::Exact(PastVersion { version, history })),
             (Ok(pb::ResourceVersionMatch::Exact), None) => Err(invalid(format!("EXACT needs a version in {field}"))),
             (Ok(pb::ResourceVersionMatch::Unspecified), Some(version)) => Ok(Self::NotOlderThan(version)),
             (Ok(pb::ResourceVersionMatch::Unspecified), None) => Ok(Self::Any),
             (Err(_), _) => Err(invalid(format!("{version_match} is not a value of ResourceVersionMatch"))),
         }
     }
+}
+
+/// Checks that a history of which a client has a version is this one.
+fn check_history(resource: &ServedResource, history: &str, history_id: u64) -> Result<(), ApiError> {
+    if resource.informer.is_another_history(history, history_id) { Err(ApiError::HistoryRewritten) } else { Ok(()) }
 }
 
 // === impl Service ===
@@ -85,19 +104,20 @@ impl Service {
         at: &AtVersion,
         call: &Call,
     ) -> Result<ReadState, ApiError> {
-        let (version, present) = match at {
+        let (past, present) = match at {
             AtVersion::Any => (None, self.snapshot(resource, None, call.wait).await?),
             AtVersion::NotOlderThan(version) => (None, self.snapshot(resource, Some(version), call.wait).await?),
-            AtVersion::Exact(version) => (Some(version), self.complete(resource, version, call.wait).await?),
+            AtVersion::Exact(past) => (Some(past), self.complete(resource, past, call.wait).await?),
         };
         let is_present =
-            |version: &&ResourceVersion| present.safe_version() == *version && present.version() == *version;
-        let Some(version) = version.filter(|version| !is_present(version)) else {
+            |past: &&PastVersion| *present.safe_version() == past.version && *present.version() == past.version;
+        let Some(PastVersion { version, history }) = past.filter(|past| !is_present(past)) else {
             return Ok(ReadState { snapshot: present, permit: None });
         };
         let of = version.clone();
         let (state, permit) = self.compute(resource, call, move |informer| informer.state_at(&of)).await?;
         let snapshot = Arc::new(state.map_err(|error| ApiError::join(error, Some(version), &resource.name))?);
+        check_history(resource, history, snapshot.history_id())?;
         Ok(ReadState { snapshot, permit: Some(permit) })
     }
 
@@ -112,9 +132,9 @@ impl Service {
         let snapshot = match at {
             AtVersion::Any => self.snapshot(resource, None, call.wait).await?,
             AtVersion::NotOlderThan(version) => self.snapshot(resource, Some(version), call.wait).await?,
-            AtVersion::Exact(version) => {
-                let (object, history_id) = self.object_at(resource, (key, version), call).await?;
-                return Ok((object, version.clone(), history_id));
+            AtVersion::Exact(past) => {
+                let (object, history_id) = self.object_at(resource, (key, past), call).await?;
+                return Ok((object, past.version.clone(), history_id));
             }
         };
         Ok((snapshot.get(key).cloned(), snapshot.safe_version().clone(), snapshot.history_id()))
@@ -124,28 +144,31 @@ impl Service {
     pub(super) async fn object_at(
         &self,
         resource: &ServedResource,
-        (key, version): (&ObjectKey, &ResourceVersion),
+        (key, past): (&ObjectKey, &PastVersion),
         call: &Call,
     ) -> Result<(Option<Arc<Object>>, u64), ApiError> {
-        self.complete(resource, version, call.wait).await?;
-        let (key, of) = (key.clone(), version.clone());
+        self.complete(resource, past, call.wait).await?;
+        let (key, of) = (key.clone(), past.version.clone());
         let (object, _) = self.compute(resource, call, move |informer| informer.object_at(&key, &of)).await?;
-        object.map_err(|error| ApiError::join(error, Some(version), &resource.name))
+        let found = object.map_err(|error| ApiError::join(error, Some(&past.version), &resource.name))?;
+        check_history(resource, &past.history, found.1)?;
+        Ok(found)
     }
 
-    /// Returns the net difference between two versions.
+    /// Returns the net difference between two versions of one history.
     pub(super) async fn difference(
         &self,
         resource: &ServedResource,
-        [from, to]: [&ResourceVersion; 2],
+        [from, to]: [&PastVersion; 2],
         call: &Call,
     ) -> Result<Difference, ApiError> {
         self.complete(resource, to, call.wait).await?;
-        let (begin, end) = (from.clone(), to.clone());
+        let (begin, end) = (from.version.clone(), to.version.clone());
         let (found, permit) =
             self.compute(resource, call, move |informer| informer.changes_between(&begin, &end)).await?;
         let (changes, since) =
             found.map_err(|(error, version)| ApiError::join(error, Some(&version), &resource.name))?;
+        check_history(resource, &from.history, since.history_id())?;
         Ok(Difference { changes, since, permit })
     }
 
@@ -217,18 +240,21 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// If it is of another lineage, or not complete in time.
+    /// If it is of another lineage or history, or not complete in time.
     async fn complete(
         &self,
         resource: &ServedResource,
-        version: &ResourceVersion,
+        PastVersion { version, history }: &PastVersion,
         wait: Duration,
     ) -> Result<Arc<Snapshot>, ApiError> {
+        // A version of another history is rejected at once instead of waited for.
+        check_history(resource, history, resource.informer.history_id())?;
         let is_complete = |snapshot: &Snapshot| {
             let safe = snapshot.safe_version();
             !safe.same_lineage(version) || safe >= version
         };
         let snapshot = self.reached_when(resource, Some(version), wait, is_complete).await?;
+        check_history(resource, history, snapshot.history_id())?;
         if snapshot.version().same_lineage(version) {
             return Ok(snapshot);
         }

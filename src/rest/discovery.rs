@@ -127,7 +127,7 @@ fn aggregated(kinds: &[ApiKind], is_core: bool) -> Value {
     let version = |(version, kinds): (&&str, &Vec<&ApiKind>)| {
         let resources: Vec<Value> = kinds
             .iter()
-            .map(|ApiKind { group, version, plural, kind, singular, short_names, categories, namespaced }| {
+            .map(|ApiKind { group, version, plural, kind, singular, short_names, categories, namespaced, .. }| {
                 json!({
                     "resource": plural, "singularResource": singular, "shortNames": short_names, "categories": categories, "verbs": VERBS,
                     "scope": if *namespaced { "Namespaced" } else { "Cluster" },

@@ -1,8 +1,8 @@
 //! Encoding of objects for clients of Kubernetes.
 //!
 //! `metadata` has the version of the object, or that of its deletion, and the name, namespace and uid under which it is served. An
-//! object alone and that of a watch have a type; an item of a list has none, as those of an API server: clients that compare the two
-//! forms of an object would find a difference.
+//! object alone and that of a watch have a type; an item of a list has none, unless it is a `PartialObjectMetadata`, as those of an API
+//! server: clients that compare the two forms of an object would find a difference.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use serde_json::{json, value::RawValue};
 
 use super::{body::ListEncoder, status::Failure, table};
 use crate::{
-    grpc::{HttpMethod, ListEnd},
+    grpc::ListEnd,
     model::{ApiKind, Object, ResourceVersion, Shard},
     proto::{BookmarkLines, LineEncoder, LineEvent, PayloadFormat, pb},
 };
@@ -64,30 +64,6 @@ const META: &str = "meta.k8s.io/v1";
 const PARTIAL: &str = "PartialObjectMetadata";
 /// Fields of `metadata` that are written anew.
 const OWN_METADATA: [&str; 3] = ["name", "namespace", "resourceVersion"];
-
-// === impl Form ===
-
-impl Form {
-    /// Returns the media type of a response.
-    pub(super) fn content_type(self, method: HttpMethod) -> &'static str {
-        match (self, method) {
-            (Self::Object, _) => "application/json",
-            (Self::Metadata, HttpMethod::List) => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
-            (Self::Metadata, _) => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
-            (Self::Table(_), _) => "application/json;as=Table;g=meta.k8s.io;v=v1",
-        }
-    }
-}
-
-impl From<&str> for Include {
-    fn from(text: &str) -> Self {
-        match text {
-            "None" => Self::None,
-            "Object" => Self::Object,
-            _ => Self::Metadata,
-        }
-    }
-}
 
 // === impl Encoders ===
 
@@ -132,7 +108,7 @@ impl Encoder {
     fn alone(&self, object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
         match self.form {
             Form::Object => self.whole(object, version, true, buffer),
-            Form::Metadata => partial(object, version, payload, true, buffer),
+            Form::Metadata => partial(object, version, payload, buffer),
             Form::Table(_) => {
                 self.list_head(buffer);
                 self.row(object, version, payload, buffer);
@@ -198,8 +174,8 @@ impl Encoder {
     }
 
     fn row(&self, object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
-        let body = serde_json::from_slice(object.body()).unwrap_or_default();
-        let cells = table::cells(&self.kind, object.key().name(), &body, SystemTime::now());
+        let json = object.json().unwrap_or_default();
+        let cells = table::cells(&self.kind, object.key().name(), json, SystemTime::now());
         buffer.put_slice(format!("{{\"cells\":{cells}").as_bytes());
         match self.form {
             Form::Table(Include::None) => {}
@@ -209,7 +185,7 @@ impl Encoder {
             }
             _ => {
                 buffer.put_slice(b",\"object\":");
-                partial(object, version, payload, true, buffer);
+                partial(object, version, payload, buffer);
             }
         }
         buffer.put_slice(b"}");
@@ -238,7 +214,7 @@ impl ListEncoder for Encoder {
     fn item(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut) {
         match self.form {
             Form::Object => self.whole(object, object.version(), false, buffer),
-            Form::Metadata => partial(object, object.version(), payload, false, buffer),
+            Form::Metadata => partial(object, object.version(), payload, buffer),
             Form::Table(_) => self.row(object, object.version(), payload, buffer),
         }
     }
@@ -349,12 +325,8 @@ fn metadata(object: &Object, version: &ResourceVersion, of_body: Option<&RawValu
 }
 
 /// Appends a `PartialObjectMetadata`. A caller that may read METADATA only gets the labels and nothing else of the body.
-fn partial(object: &Object, version: &ResourceVersion, payload: PayloadFormat, is_typed: bool, buffer: &mut BytesMut) {
-    buffer.put_slice(b"{");
-    if is_typed {
-        buffer.put_slice(format!("\"kind\":\"{PARTIAL}\",\"apiVersion\":\"{META}\",").as_bytes());
-    }
-    buffer.put_slice(b"\"metadata\":");
+fn partial(object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
+    buffer.put_slice(format!("{{\"kind\":\"{PARTIAL}\",\"apiVersion\":\"{META}\",\"metadata\":").as_bytes());
     let labels: serde_json::Map<String, serde_json::Value> =
         object.labels().iter().map(|(key, value)| (key.to_owned(), json!(value))).collect();
     let of_body = if payload == PayloadFormat::Metadata {

@@ -174,7 +174,8 @@ impl LineEncoder for EventEncoder {
         let version = &message.resource_version;
         // Before the end of the initial events there is no version to resume from.
         let id = (!version.is_empty()).then(|| format!("{version};{}", self.history));
-        let mut data = json!({ "type": type_name(message.r#type()), "resourceVersion": version });
+        let event_type = if message.dropped.is_some() { "DROPPED" } else { "BOOKMARK" };
+        let mut data = json!({ "type": event_type, "resourceVersion": version });
         if let Some(dropped) = &message.dropped {
             let after = &dropped.after_resource_version;
             (data["count"], data["afterResourceVersion"]) = (json!(dropped.count), json!(after));
@@ -194,10 +195,6 @@ impl LineEncoder for EventEncoder {
             Self::put_named("error", None, &failure.to_json(), buffer);
         }
     }
-}
-
-fn type_name(event_type: pb::EventType) -> &'static str {
-    event_type.as_str_name().trim_start_matches("EVENT_TYPE_")
 }
 
 // === impl Documents ===

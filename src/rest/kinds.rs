@@ -16,8 +16,9 @@ pub(super) fn of(resource: &ServedResource) -> Option<ApiKind> {
     if !api.is_discovered {
         return Some(api.kind.clone());
     }
+    let columns = api.kind.columns.clone();
     if let Some(kind) = resource.informer.health().api_kind() {
-        return Some(kind);
+        return Some(ApiKind { columns, ..kind });
     }
     // After a warm start beside an API that does not answer.
     let snapshot = resource.informer.snapshot()?;
@@ -27,7 +28,7 @@ pub(super) fn of(resource: &ServedResource) -> Option<ApiKind> {
     }
     let ApiKind { group, version, plural, .. } = &api.kind;
     let namespaced = has_namespaces(&snapshot);
-    Some(ApiKind { namespaced, ..ApiKind::new(group, version, plural, first.kind()) })
+    Some(ApiKind { namespaced, columns, ..ApiKind::new(group, version, plural, first.kind()) })
 }
 
 fn has_namespaces(snapshot: &Snapshot) -> bool {

@@ -1,9 +1,11 @@
 //! Parameters of list and watch, by the validation of Kubernetes (`ValidateListOptions` in apimachinery).
 
+use std::{collections::HashSet, fmt::Display};
+
 use percent_encoding::percent_decode;
 
 use super::status::{Cause, Failure};
-use crate::model::{Shard, excerpt};
+use crate::model::{FieldSelector, LabelSelector, Shard, excerpt};
 
 /// Parameters of list and watch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,11 +33,24 @@ const INITIAL: &str = "sendInitialEvents";
 // === impl Query ===
 
 impl Query {
-    /// Parses the query of a URL. Parameters that Kubernetes does not know are ignored, as there.
+    /// Parses the query of a list or watch. Of a parameter that is given twice the first counts, and those that Kubernetes does not
+    /// know are ignored, as there.
     pub(super) fn parse(text: &str) -> Result<Self, Failure> {
-        let mut query = Self::default();
+        Self::parse_of(text, |_| true)
+    }
+
+    /// Parses the query of a request for one object, which has fewer parameters.
+    pub(super) fn parse_get(text: &str) -> Result<Self, Failure> {
+        Self::parse_of(text, |key| ["resourceVersion", MATCH, "includeObject"].contains(&key))
+    }
+
+    fn parse_of(text: &str, is_known: impl Fn(&str) -> bool) -> Result<Self, Failure> {
+        let (mut query, mut seen) = (Self::default(), HashSet::new());
         for pair in pairs(text) {
             let (key, value) = pair?;
+            if !is_known(&key) || !seen.insert(key.clone()) {
+                continue;
+            }
             match &*key {
                 "watch" => query.is_watch = boolean(&value),
                 "labelSelector" => query.label_selector = value,
@@ -67,40 +82,42 @@ impl Query {
         self.is_exact() || (self.version_match.is_empty() && self.limit > 0 && is_version)
     }
 
-    /// Checks that the parameters fit together, and that this server has them.
+    /// Checks that the parameters fit together, and that this server has them: in the order of Kubernetes, as clients get the first
+    /// error.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let Self { resource_version, version_match, token, .. } = self;
-        let mut causes = Vec::new();
-        let mut forbid = |field: &'static str, message: &str| causes.push(Cause::forbidden(field, message));
-        if self.is_watch {
-            if self.sends_initial_events.is_some() && version_match != NOT_OLDER_THAN {
-                forbid(MATCH, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
-            }
-            if !version_match.is_empty() && self.sends_initial_events.is_none() {
-                forbid(MATCH, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
-            }
-        } else {
-            if !version_match.is_empty() && resource_version.is_empty() {
-                forbid(MATCH, "resourceVersionMatch is forbidden unless resourceVersion is provided");
-            }
-            if self.is_exact() && resource_version == "0" {
-                forbid(MATCH, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
-            }
-            if self.sends_initial_events.is_some() {
-                forbid(INITIAL, "sendInitialEvents is forbidden for list");
-            }
-        }
-        if !version_match.is_empty() && !token.is_empty() {
-            forbid(MATCH, "resourceVersionMatch is forbidden when continue is provided");
-        }
+        let invalid = |field: &str, error: &dyn Display| Failure::bad_request(&format!("{field}: {error}"));
+        LabelSelector::parse(&self.label_selector).map_err(|error| invalid("labelSelector", &error))?;
+        FieldSelector::parse(&self.field_selector).map_err(|error| invalid("fieldSelector", &error))?;
+        let forbidden = |is_so: bool, field, message| is_so.then(|| Cause::forbidden(field, message));
+        let (is_matching, is_any) = (!version_match.is_empty(), ["", "0"].contains(&&**resource_version));
+        let (is_initial, is_continued) = (self.sends_initial_events.is_some(), !token.is_empty());
         let supported: &[&str] = if self.is_watch { &[NOT_OLDER_THAN] } else { &[EXACT, NOT_OLDER_THAN, ""] };
-        if !version_match.is_empty() && !supported.contains(&&**version_match) {
-            causes.push(Cause::not_supported(MATCH, version_match, supported));
-        }
+        let is_other = is_matching && !supported.contains(&&**version_match);
+        let unsupported = is_other.then(|| Cause::not_supported(MATCH, version_match, supported));
+        // A watch of any version matches by itself those that are not older.
+        let is_continued = is_continued && (is_matching || self.is_watch && is_any && !is_initial);
+        let message = "resourceVersionMatch is forbidden when continue is provided";
+        let continued = forbidden(is_continued, MATCH, message);
+        let causes = if self.is_watch {
+            let is_older = is_initial && version_match != NOT_OLDER_THAN;
+            let message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            let older = forbidden(is_older, MATCH, message);
+            let message = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            [older, forbidden(is_matching && !is_initial, MATCH, message), unsupported, continued, None]
+        } else {
+            let message = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+            let without = forbidden(is_matching && resource_version.is_empty(), MATCH, message);
+            let message = "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"";
+            let zero = forbidden(self.is_exact() && resource_version == "0", MATCH, message);
+            let initial = forbidden(is_initial, INITIAL, "sendInitialEvents is forbidden for list");
+            [without, continued, unsupported, zero, initial]
+        };
+        let causes: Vec<Cause> = causes.into_iter().flatten().collect();
         if !causes.is_empty() {
             return Err(Failure::invalid(causes));
         }
-        if !self.is_watch && !token.is_empty() && !["", "0"].contains(&&**resource_version) {
+        if !self.is_watch && !token.is_empty() && !is_any {
             return Err(Failure::bad_request("specifying resource version is not allowed when using continue"));
         }
         Ok(())

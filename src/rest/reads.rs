@@ -35,7 +35,8 @@ const LINE_END: &[u8] = b"\n";
 
 /// Answers a request for objects.
 pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>, objects: &Objects) -> Answer {
-    let query = Query::parse(request.uri().query().unwrap_or_default());
+    let parameters = request.uri().query().unwrap_or_default();
+    let query = if objects.name.is_empty() { Query::parse(parameters) } else { Query::parse_get(parameters) };
     let method = match &query {
         _ if !objects.name.is_empty() => HttpMethod::Get,
         Ok(query) if query.is_watch => HttpMethod::Watch,
@@ -44,8 +45,8 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
     let mut call = rest.begin(method, &mut request).await?;
     let span = call.span();
     let answered = Box::pin(read(rest, &mut call, &request, objects, query)).instrument(span).await;
-    let Read { body, form, warning } = answered.inspect_err(|failure| call.ends(failure.grpc_code()))?;
-    let mut response = body.into_response(request.method(), call.into_outcome(), form.content_type(method));
+    let Read { body, warning } = answered.inspect_err(|failure| call.ends(failure.grpc_code()))?;
+    let mut response = body.into_response(request.method(), call.into_outcome(), "application/json");
     if let Some(warning) = warning {
         response.headers_mut().insert(header::WARNING, warning);
     }
@@ -55,7 +56,6 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
 /// Result of a read.
 struct Read {
     body: ReadBody,
-    form: Form,
     /// Warning that the state may not be the most recent.
     warning: Option<HeaderValue>,
 }
@@ -67,11 +67,13 @@ async fn read(
     objects: &Objects,
     query: Result<Query, Failure>,
 ) -> Result<Read, Failure> {
-    let query = query?;
     let Some((resource, kind)) = kinds::find(&rest.service, objects) else {
-        return Err(unknown(call, objects, query.is_watch).await);
+        return Err(unknown(call, objects, query.is_ok_and(|query| query.is_watch)).await);
     };
-    let form = Form::accepted(request.headers(), &query.include_object).ok_or_else(Failure::not_acceptable)?;
+    let is_list = objects.name.is_empty() && query.as_ref().is_ok_and(|query| !query.is_watch);
+    let form = Form::accepted(request.headers(), is_list).ok_or_else(Failure::not_acceptable)?;
+    let query = query?;
+    let form = form.including(&query.include_object)?;
     if objects.name.is_empty() {
         query.check()?;
     }
@@ -168,11 +170,11 @@ impl Reader<'_> {
             Ok(_) | Err(ApiError::ObjectNotFound { .. }) => self.min_version(call).await?,
             Err(refusal) => return Err(refused(refusal)),
         };
-        let version = min_version.as_ref().map(|version| (version, self.query.is_exact()));
+        let version = min_version.map(|version| (version, self.query.is_exact().then(String::new)));
         let (object, payload) = call.get(self.wanted(), &self.objects.name, version).await.map_err(refused)?;
         let mut buffer = BytesMut::new();
         self.encoder().object(&object, payload, &mut buffer);
-        Ok(Read { body: ReadBody::Object(buffer.freeze()), form: self.form, warning })
+        Ok(Read { body: ReadBody::Object(buffer.freeze()), warning })
     }
 
     async fn list(&self, call: &HttpCall) -> Result<Read, Refused> {
@@ -206,7 +208,7 @@ impl Reader<'_> {
             self.rest.may_compress(self.headers),
         )
         .await;
-        Ok(Read { body: ReadBody::List(Box::new(list)), form: self.form, warning })
+        Ok(Read { body: ReadBody::List(Box::new(list)), warning })
     }
 
     async fn watch(&self, call: &mut HttpCall) -> Result<Read, Refused> {
@@ -231,8 +233,7 @@ impl Reader<'_> {
         let is_any = resource_version == "0";
         if sends_initial_events != Some(true) && !is_any && !resource_version.is_empty() {
             // Resumes after the version, also if the client does not want the initial events.
-            decimal(resource_version)?;
-            request.resource_version.clone_from(resource_version);
+            request.resource_version = decimal(resource_version)?.to_string();
         } else {
             if sends_initial_events == Some(false) {
                 request.initial_events = pb::InitialEvents::None.into();
@@ -248,17 +249,21 @@ impl Reader<'_> {
         let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
         let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
         let options = LineOptions { bookmarks, has_objects_only: true, last: None };
-        let body = match call.watch(self.wanted(), &request, (LineFormat(lines), options)).await {
-            Ok(watch) => ReadBody::Watch(watch, LINE_END),
+        // A version that is not reached yet has no longer than the watch.
+        let seconds = std::time::Duration::from_secs(seconds);
+        let watch = call.watch(self.wanted(), &request, (LineFormat(lines), options));
+        let failure = match tokio::time::timeout(seconds, watch).await {
+            Ok(Ok(watch)) => return Ok(Read { body: ReadBody::Watch(watch, LINE_END), warning }),
             // As in Kubernetes, a version is refused by an event: clients such as client-go's RetryWatcher begin a watch again and again
             // that is refused as a whole.
-            Err(refusal @ (ApiError::VersionExpired { .. } | ApiError::VersionTooLarge { .. })) => {
+            Ok(Err(refusal @ (ApiError::VersionExpired { .. } | ApiError::VersionTooLarge { .. }))) => {
                 call.refuse(&refusal);
-                ReadBody::Refused(format!("{}\n", Failure::of(&refusal, None).to_event()).into())
+                Failure::of(&refusal, None)
             }
-            Err(refusal) => return Err(refused(refusal)),
+            Ok(Err(refusal)) => return Err(refused(refusal)),
+            Err(_) => Failure::too_large(resource_version),
         };
-        Ok(Read { body, form: self.form, warning })
+        Ok(Read { body: ReadBody::Refused(format!("{}\n", failure.to_event()).into()), warning })
     }
 
     fn encoder(&self) -> Encoder {
@@ -266,9 +271,9 @@ impl Reader<'_> {
     }
 }
 
-/// Parses a version, of which only decimals are served here.
+/// Parses a version, of which only decimals are served here, also with zeros before them.
 fn decimal(text: &str) -> Result<ResourceVersion, Refused> {
-    ResourceVersion::parse_decimal(text).map_err(|_| {
+    ResourceVersion::parse_decimal(text.trim_start_matches('0')).map_err(|_| {
         let message = format!("resourceVersion: Invalid value: {:?}: it is no decimal", excerpt(text));
         Refused::Failure(Failure::bad_request(&message))
     })
@@ -278,70 +283,4 @@ fn decimal(text: &str) -> Result<ResourceVersion, Refused> {
 fn printable(text: &str) -> String {
     let is_plain = |c: &char| (' '..='~').contains(c) && !['"', '\\'].contains(c);
     excerpt(text).chars().filter(is_plain).collect()
-}
-
-impl Form {
-    /// Returns the form of the first type in `Accept` that is served; `None` if there is none.
-    pub(super) fn accepted(headers: &HeaderMap, include_object: &str) -> Option<Self> {
-        let mut accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).peekable();
-        if accepts.peek().is_none() {
-            return Some(Self::Object);
-        }
-        accepts.flat_map(|value| value.split(',')).find_map(|clause| Self::of_type(clause, include_object))
-    }
-
-    fn of_type(clause: &str, include_object: &str) -> Option<Self> {
-        let mut parts = clause.split(';').map(str::trim);
-        let media_type = parts.next().unwrap_or_default();
-        if !["application/json", "application/*", "*/*"].contains(&media_type) {
-            return None;
-        }
-        let mut parameters: Vec<(&str, &str)> = parts.filter_map(|part| part.split_once('=')).collect();
-        parameters.retain(|(key, _)| ["as", "g", "v"].contains(key));
-        let of = |key: &str| parameters.iter().find(|(found, _)| *found == key).map(|(_, value)| *value);
-        match (of("as"), of("g"), of("v")) {
-            (None, _, _) => Some(Self::Object),
-            (Some("Table"), Some("meta.k8s.io"), Some("v1")) => Some(Self::Table(include_object.into())),
-            (Some("PartialObjectMetadata" | "PartialObjectMetadataList"), Some("meta.k8s.io"), Some("v1")) => {
-                Some(Self::Metadata)
-            }
-            _ => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rest::encode::Include;
-
-    #[test]
-    fn the_first_served_type_is_the_form() {
-        let form = |accept: &str| {
-            let headers = HeaderMap::from_iter([(header::ACCEPT, accept.parse().unwrap())]);
-            Form::accepted(&headers, "")
-        };
-        let table = Some(Form::Table(Include::Metadata));
-        let partial = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
-                       application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-        for (accept, expected) in [
-            (
-                "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
-                table,
-            ),
-            ("application/json;as=Table;v=v1beta1;g=meta.k8s.io, application/json", Some(Form::Object)),
-            (partial, Some(Form::Metadata)),
-            ("application/vnd.kubernetes.protobuf,application/json", Some(Form::Object)),
-            ("*/*", Some(Form::Object)),
-            ("application/vnd.kubernetes.protobuf", None),
-            ("application/cbor;q=0.9", None),
-        ] {
-            assert_eq!(form(accept), expected, "{accept}");
-        }
-        assert_eq!(Form::accepted(&HeaderMap::new(), ""), Some(Form::Object));
-        assert_eq!(
-            Form::of_type("application/json;as=Table;v=v1;g=meta.k8s.io", "Object"),
-            Some(Form::Table(Include::Object))
-        );
-    }
 }

@@ -96,7 +96,6 @@ async fn begin(
             let at = parameters.at()?;
             parameters.end()?;
             let wanted = ObjectsWanted { resource, namespace, is_metadata };
-            let at = at.as_ref().map(|(version, is_exact)| (version, *is_exact));
             let (object, payload) = call.get(wanted, name, at).await?;
             let mut buffer = BytesMut::new();
             events::put_object(&object, object.version(), (payload, has_bodies), &mut buffer);
@@ -114,10 +113,11 @@ async fn begin(
                 page_token: parameters.take("continue"),
                 ..Default::default()
             };
-            if let Some((version, is_exact)) = parameters.at()? {
+            if let Some((version, exact_history)) = parameters.at()? {
                 request.min_resource_version = version.to_string();
-                if is_exact {
+                if let Some(history) = exact_history {
                     request.resource_version_match = pb::ResourceVersionMatch::Exact.into();
+                    request.history = history;
                 }
             }
             parameters.end()?;
@@ -240,8 +240,8 @@ impl Parameters {
         policy.ok_or_else(|| bad_request(&unknown()))
     }
 
-    /// Takes the version of a read, and if it is exactly that one.
-    fn at(&mut self) -> Result<Option<(ResourceVersion, bool)>, Refused> {
+    /// Takes the version of a read, and, if it is exactly that one, the name of its history, which is empty for the present one.
+    fn at(&mut self) -> Result<Option<(ResourceVersion, Option<String>)>, Refused> {
         let (version, matching) = (self.take("resourceVersion"), self.take("resourceVersionMatch"));
         let is_exact = match &*matching {
             "" | "NotOlderThan" => false,
@@ -259,8 +259,10 @@ impl Parameters {
                 Err(bad_request("resourceVersionMatch needs resourceVersion"))
             };
         }
-        let parsed = version.parse().map_err(|error| bad_request(&format!("resourceVersion: {error}")))?;
-        Ok(Some((parsed, is_exact)))
+        // An exact version may be the id of an event, which has its history.
+        let (number, history) = version.split_once(';').filter(|_| is_exact).unwrap_or((&*version, ""));
+        let parsed = number.parse().map_err(|error| bad_request(&format!("resourceVersion: {error}")))?;
+        Ok(Some((parsed, is_exact.then(|| history.to_owned()))))
     }
 
     /// Checks that nothing is left.

@@ -112,6 +112,14 @@ impl Failure {
         Self::new(410, "Expired", message)
     }
 
+    /// Creates the error of a version that is not reached in time.
+    pub(super) fn too_large(version: &str) -> Self {
+        let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
+        let details = json!({ "causes": [cause], "retryAfterSeconds": 1 });
+        let message = format!("Timeout: Too large resource version: {version}");
+        Self { details, retry_after: Some(1), ..Self::new(504, "Timeout", message) }
+    }
+
     /// Creates the error of parameters that do not fit together.
     pub(super) fn invalid(causes: Vec<Cause>) -> Self {
         let texts: Vec<String> =
@@ -171,13 +179,7 @@ impl Failure {
                 let message = format!("{} {:?} not found", full_name(about.kind), about.name);
                 Self { details: about.details(), ..Self::new(404, "NotFound", message) }
             }
-            ApiError::VersionTooLarge { wanted, current } => {
-                let message = format!("Too large resource version: {wanted}, current: {current}");
-                let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
-                let details = json!({ "causes": [cause], "retryAfterSeconds": 1 });
-                let message = format!("Timeout: {message}");
-                Self { details, retry_after: Some(1), ..Self::new(504, "Timeout", message) }
-            }
+            ApiError::VersionTooLarge { wanted, current } => Self::too_large(&format!("{wanted}, current: {current}")),
             ApiError::PageTokenExpired => Self::expired(
                 "The provided continue parameter is too old to display a consistent list result. You must start a new list without \
                  the continue parameter.",
@@ -228,10 +230,14 @@ impl Failure {
     /// Returns the object.
     pub(super) fn to_json(&self) -> Value {
         let Self { code, reason, message, details, .. } = self;
-        json!({
+        let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": message, "reason": reason, "details": details, "code": code,
-        })
+            "message": message, "reason": reason, "code": code,
+        });
+        if *details != json!({}) {
+            status["details"] = details.clone();
+        }
+        status
     }
 
     /// Returns the last event of a watch.

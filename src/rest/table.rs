@@ -1,11 +1,12 @@
-//! Tables: the columns that an API server prints for the kinds that most clusters are read for, name and age for others.
+//! Tables: the configured columns of a kind, else those that an API server prints for the kinds that most clusters are read for, and
+//! name and age for others.
 
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
 use crate::{
-    model::ApiKind,
+    model::{ApiKind, ColumnType, PrinterColumn},
     printers::{
         age::age,
         pod,
@@ -13,30 +14,24 @@ use crate::{
     },
 };
 
-/// Column of a kind.
+/// Column of a kind, which is a string also where its cells are numbers.
 struct Column {
     name: &'static str,
-    kind: &'static str,
     /// Not 0 for a column that only `-o wide` shows.
     priority: u8,
     show: fn(&Value, SystemTime) -> Value,
 }
 
 const STRING: &str = "string";
-const INTEGER: &str = "integer";
 
 const AGE: Column = narrow("Age", |body, now| json!(creation(body, now)));
 
-const fn column(name: &'static str, kind: &'static str, priority: u8, show: fn(&Value, SystemTime) -> Value) -> Column {
-    Column { name, kind, priority, show }
-}
-
 const fn narrow(name: &'static str, show: fn(&Value, SystemTime) -> Value) -> Column {
-    column(name, STRING, 0, show)
+    Column { name, priority: 0, show }
 }
 
 const fn wide(name: &'static str, show: fn(&Value, SystemTime) -> Value) -> Column {
-    column(name, STRING, 1, show)
+    Column { name, priority: 1, show }
 }
 
 const POD: &[Column] = &[
@@ -62,8 +57,8 @@ const NODE: &[Column] = &[
 ];
 const DEPLOYMENT: &[Column] = &[
     narrow("Ready", |body, _| json!(values::deployment_ready(body))),
-    column("Up-to-date", INTEGER, 0, |body, _| number(body, "/status/updatedReplicas")),
-    column("Available", INTEGER, 0, |body, _| number(body, "/status/availableReplicas")),
+    narrow("Up-to-date", |body, _| number(body, "/status/updatedReplicas")),
+    narrow("Available", |body, _| number(body, "/status/availableReplicas")),
     AGE,
     wide("Containers", |body, _| json!(names(body, "/spec/template/spec/containers"))),
     wide("Images", |body, _| json!(values::images(body, "/spec/template/spec/containers"))),
@@ -77,16 +72,20 @@ const SERVICE: &[Column] = &[
     AGE,
     wide("Selector", |body, _| json!(values::pairs(body.pointer("/spec/selector")))),
 ];
-const CONFIG_MAP: &[Column] = &[column("Data", INTEGER, 0, |body, _| json!(values::data(body))), AGE];
+const CONFIG_MAP: &[Column] = &[narrow("Data", |body, _| json!(values::data(body))), AGE];
 const SECRET: &[Column] = &[
     narrow("Type", |body, _| json!(text_or(body, "/type", "Opaque"))),
-    column("Data", INTEGER, 0, |body, _| json!(values::data(body))),
+    narrow("Data", |body, _| json!(values::data(body))),
     AGE,
 ];
 const OTHER: &[Column] = &[AGE];
 const UNKNOWN: &str = "<unknown>";
 
+/// Returns the columns of a kind for which none are configured.
 fn columns(kind: &ApiKind) -> &'static [Column] {
+    if !kind.columns.is_empty() {
+        return &[];
+    }
     match (&*kind.group, &*kind.kind) {
         ("", "Pod") => POD,
         ("", "Node") => NODE,
@@ -101,16 +100,32 @@ fn columns(kind: &ApiKind) -> &'static [Column] {
 /// Returns the definitions of the columns of a kind.
 pub(super) fn definitions(kind: &ApiKind) -> Value {
     let name = json!({ "name": "Name", "type": STRING, "format": "name", "description": "", "priority": 0 });
-    let others = columns(kind).iter().map(|Column { name, kind, priority, .. }| {
-        json!({ "name": name, "type": kind, "format": "", "description": "", "priority": priority })
-    });
-    [name].into_iter().chain(others).collect()
+    let column = |name: &str, column_type, priority| json!({ "name": name, "type": column_type, "format": "", "description": "", "priority": priority });
+    let configured = kind.columns.iter().map(|own| column(&own.name, own.column_type.name(), u8::from(own.is_wide)));
+    let others = columns(kind).iter().map(|Column { name, priority, .. }| column(name, STRING, *priority));
+    [name].into_iter().chain(configured).chain(others).collect()
 }
 
 /// Returns the cells of an object.
-pub(super) fn cells(kind: &ApiKind, name: &str, body: &Value, now: SystemTime) -> Value {
-    let others = columns(kind).iter().map(|column| (column.show)(body, now));
-    [json!(name)].into_iter().chain(others).collect()
+pub(super) fn cells(kind: &ApiKind, name: &str, json: &[u8], now: SystemTime) -> Value {
+    let configured = kind.columns.iter().map(|column| configured_cell(column, json, now));
+    let body = if kind.columns.is_empty() { serde_json::from_slice(json).unwrap_or_default() } else { Value::Null };
+    let others = columns(kind).iter().map(|column| (column.show)(&body, now));
+    [json!(name)].into_iter().chain(configured).chain(others).collect()
+}
+
+/// Returns the value at the path of a column; null if there is none of its type.
+fn configured_cell(column: &PrinterColumn, json: &[u8], now: SystemTime) -> Value {
+    let values = column.path.values(json);
+    let Some(first) = values.first() else { return Value::Null };
+    let parsed = |is_one: fn(&Value) -> bool| serde_json::from_str(first).ok().filter(is_one).unwrap_or_default();
+    match column.column_type {
+        ColumnType::String => json!(values.join(",")),
+        ColumnType::Integer => parsed(|value| value.is_i64() || value.is_u64()),
+        ColumnType::Number => parsed(Value::is_number),
+        ColumnType::Boolean => parsed(Value::is_boolean),
+        ColumnType::Date => json!(age(first, now)),
+    }
 }
 
 fn creation(body: &Value, now: SystemTime) -> String {
@@ -200,10 +215,13 @@ mod tests {
     use super::*;
 
     fn row(group: &str, kind: &str, body: &Value) -> Vec<(String, Value)> {
-        let kind = ApiKind::new(group, "v1", "x", kind);
-        let names = definitions(&kind);
+        row_of(&ApiKind::new(group, "v1", "x", kind), body)
+    }
+
+    fn row_of(kind: &ApiKind, body: &Value) -> Vec<(String, Value)> {
+        let names = definitions(kind);
         let names = names.as_array().unwrap().iter().map(|column| column["name"].as_str().unwrap().to_owned());
-        let cells = cells(&kind, "web", body, SystemTime::UNIX_EPOCH);
+        let cells = cells(kind, "web", body.to_string().as_bytes(), SystemTime::UNIX_EPOCH);
         names.zip(cells.as_array().unwrap().clone()).collect()
     }
 
@@ -225,6 +243,37 @@ mod tests {
         assert_eq!(names("", "Deployment"), ["Name", "Age"], "another group");
         assert_eq!(names("", "ConfigMap"), ["Name", "Data", "Age"]);
         assert_eq!(names("", "Secret"), ["Name", "Type", "Data", "Age"]);
+    }
+
+    #[test]
+    fn configured_columns_replace_those_of_the_kind() {
+        let column = |name: &str, column_type, is_wide, path: &str| PrinterColumn {
+            name: name.to_owned(),
+            column_type,
+            is_wide,
+            path: path.parse().unwrap(),
+        };
+        let columns = vec![
+            column("Phase", ColumnType::String, false, ".status.phase"),
+            column("Images", ColumnType::String, true, ".spec.c[*].image"),
+            column("Size", ColumnType::Integer, false, ".spec.size"),
+            column("Load", ColumnType::Number, false, ".spec.load"),
+            column("On", ColumnType::Boolean, false, ".spec.on"),
+            column("Since", ColumnType::Date, false, ".spec.since"),
+        ];
+        let kind = ApiKind { columns, ..ApiKind::new("", "v1", "pods", "Pod") };
+        let body = json!({ "status": { "phase": "Up" }, "spec": { "c": [{ "image": "a" }, { "image": "b" }], "size": 3,
+            "load": 0.5, "on": false, "since": "1970-01-01T00:00:00Z" } });
+        let of = |row: Vec<(String, Value)>| row.into_iter().map(|(_, cell)| cell).collect::<Vec<_>>();
+        let all = [json!("web"), json!("Up"), json!("a,b"), json!(3), json!(0.5), json!(false), json!("0s")];
+        assert_eq!(of(row_of(&kind, &body)), all);
+        let other = json!({ "spec": { "size": "x", "load": true, "on": 1, "since": "x" }, "status": { "phase": {} } });
+        let null = Value::Null;
+        let none = [json!("web"), null.clone(), null.clone(), null.clone(), null.clone(), null, json!("<invalid>")];
+        assert_eq!(of(row_of(&kind, &other)), none);
+        let definitions = definitions(&kind);
+        assert_eq!((&definitions[2]["priority"], &definitions[3]["type"]), (&json!(1), &json!("integer")));
+        assert_eq!(definitions.as_array().unwrap().len(), 7);
     }
 
     #[test]

@@ -213,6 +213,57 @@ async fn reads_name_the_history_to_watch_from() {
         let ended = watch_refusal(client.watch(watch(history))).await;
         assert_eq!((ended.code(), reason(&ended).as_str()), (Code::OutOfRange, "HISTORY_CHANGED"));
     }
+    // The same number may be another state by now, and so an exact read of it has the history, too.
+    let exact = pb::ResourceVersionMatch::Exact.into();
+    let at = |version: &str, history: &str| {
+        let (min_resource_version, history) = (version.to_owned(), history.to_owned());
+        let list = pb::ListRequest {
+            min_resource_version: min_resource_version.clone(),
+            resource_version_match: exact,
+            history: history.clone(),
+            page_token: String::new(),
+            ..page.clone()
+        };
+        let found = pb::ByIndexRequest {
+            resource: "pods".to_owned(),
+            index: "namespace".to_owned(),
+            value: "a".to_owned(),
+            min_resource_version: min_resource_version.clone(),
+            resource_version_match: exact,
+            history: history.clone(),
+            ..Default::default()
+        };
+        let changes = pb::ChangesRequest {
+            resource: "pods".to_owned(),
+            from_resource_version: min_resource_version.clone(),
+            history: history.clone(),
+            ..Default::default()
+        };
+        let get = pb::GetRequest { min_resource_version, resource_version_match: exact, history, ..get.clone() };
+        (list, found, get, changes)
+    };
+    let present = client.get(get.clone()).await.unwrap().into_inner();
+    for (version, history, expected) in [
+        (&first.resource_version, &first.history, Some("HISTORY_CHANGED")),
+        (&present.resource_version, &first.history, Some("HISTORY_CHANGED")),
+        (&"9000".to_owned(), &first.history, Some("HISTORY_CHANGED")),
+        (&present.resource_version, &present.history, None),
+        (&present.resource_version, &String::new(), None),
+        (&present.resource_version, &"another-server.1".to_owned(), None),
+    ] {
+        let (list, found, get, changes) = at(version, history);
+        let ends = [
+            client.list(list).await.map(drop),
+            client.by_index(found).await.map(drop),
+            client.get(get).await.map(drop),
+            client.changes(changes).await.map(drop),
+        ];
+        for (end, call) in ends.into_iter().zip(["List", "ByIndex", "Get", "Changes"]) {
+            let end = end.err().map(|status| (status.code(), reason(&status)));
+            let expected = expected.map(|reason| (Code::OutOfRange, reason.to_owned()));
+            assert_eq!(end, expected, "{call} at {version} of {history:?}");
+        }
+    }
     let next = pb::ListRequest { page_token: first.next_page_token.clone(), ..page };
     assert_eq!(
         chunks(&sandbox, next).await.unwrap()[0].history,

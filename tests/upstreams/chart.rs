@@ -90,6 +90,38 @@ fn config(manifest: &Manifest) -> Value {
     serde_saphyr::from_str(found["data"]["config.yaml"].as_str().unwrap()).unwrap()
 }
 
+/// Checks that the Kubernetes API has a port where clients are in other pods, and is on loopback beside its application.
+#[test]
+fn the_kubernetes_api_has_a_port_of_the_service() {
+    let api = "kubernetesApi.enabled=true";
+    let pods = "resources.pods.kubernetes=auto,resources.pods.drop_fields={.metadata.managedFields}";
+    for (flags, port) in [
+        (vec!["--set", api, "--set", pods], 8001),
+        (vec!["--set", api, "--set", pods, "--set", "config.kubernetes.listen=0.0.0.0:8080"], 8080),
+    ] {
+        let manifest = rendered("standalone", "informerd", &flags);
+        let service = named(&manifest.object("Service")["spec"]["ports"], "kubernetes");
+        assert_eq!(service, &json!({ "name": "kubernetes", "port": port, "targetPort": "kubernetes" }));
+        let container = named(&manifest.pod()["spec"]["containers"], "informerd");
+        assert_eq!(named(&container["ports"], "kubernetes")["containerPort"], port);
+        let ports = &manifest.object("NetworkPolicy")["spec"]["ingress"][0]["ports"];
+        assert!(items(ports).iter().any(|found| found["port"] == "kubernetes"), "{ports}");
+        assert_eq!(config(&manifest)["kubernetes"]["listen"], format!("0.0.0.0:{port}"));
+    }
+    let kinds = "resources.configmaps.kubernetes=auto,resources.configmaps.read_only_clients=true";
+    let sidecar = rendered("sidecar", "default", &["--set", api, "--set", kinds]);
+    assert_eq!(config(&sidecar)["kubernetes"]["listen"], "127.0.0.1:8001");
+    let without = rendered("standalone", "informerd", &[]);
+    assert!(
+        config(&without).get("kubernetes").is_none() && items(&without.object("Service")["spec"]["ports"]).len() == 1
+    );
+    let refused = try_helm(&["template", "informerd", CHART, "--values", &example("standalone"), "--set", api]);
+    assert!(
+        !refused.status.success()
+            && String::from_utf8_lossy(&refused.stderr).contains("no resource has the key `kubernetes`")
+    );
+}
+
 /// Returns what `informerd rbac` prints for a configuration; nothing where no right is needed.
 fn printed_roles(config: &Value) -> Vec<Value> {
     let directory = TempDir::new().unwrap();

@@ -50,6 +50,16 @@ impl KillableServer {
         Self::over(directory, &json!({ "kube": source }))
     }
 
+    /// Starts one over the API server that also serves the Kubernetes API, at this address.
+    pub(crate) fn kubernetes(apiserver: &ApiServer, mut source: Value) -> (Self, SocketAddr) {
+        let (directory, listen) = (TempDir::new().unwrap(), free_address());
+        apiserver.kubeconfig(&directory.path().join("kubeconfig"), apiserver.address().port(), ADMIN);
+        source["kubeconfig"] = json!("kubeconfig");
+        let drop = [".metadata.managedFields"];
+        let resource = json!({ "kubernetes": "auto", "drop_fields": drop, "source": { "kube": source } });
+        (Self::of(directory, json!({ "kubernetes": { "listen": listen } }), &resource), listen)
+    }
+
     /// Starts a relay of another one.
     pub(crate) fn relay(upstream: &Self) -> Self {
         let endpoint = format!("http://{}", upstream.address);
@@ -67,17 +77,18 @@ impl KillableServer {
         if apiserver.is_some() {
             resource["drop_fields"] = json!([".metadata.managedFields"]);
         }
-        Self::of(directory, json!({ "kubernetes": { "listen": address }, "resources": { "things": resource } }))
+        Self::of(directory, json!({ "kubernetes": { "listen": address } }), &resource)
     }
 
     fn over(directory: TempDir, source: &Value) -> Self {
-        Self::of(directory, json!({ "resources": { "things": { "source": source } } }))
+        Self::of(directory, json!({}), &json!({ "source": source }))
     }
 
-    fn of(directory: TempDir, mut config: Value) -> Self {
+    fn of(directory: TempDir, mut config: Value, resource: &Value) -> Self {
         let [address, admin] = [(); 2].map(|()| free_address());
         config["state_interval"] = json!("200ms");
         // JSON is YAML.
+        config["resources"] = json!({ "things": resource });
         fs::write(directory.path().join("config.yaml"), config.to_string()).unwrap();
         let process = spawn(&directory, address, admin);
         Self { directory, address, admin, process }

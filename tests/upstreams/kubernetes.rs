@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     DEADLINE,
-    apiserver::{ADMIN, ApiServer, CONFIG_MAPS},
+    apiserver::{ADMIN, ApiServer, CONFIG_MAPS, THINGS},
     etcd::program,
 };
 
@@ -70,13 +70,27 @@ const TABLES: &[&str] = &[
     "get configmaps -n a",
     "get pods -n a --show-labels",
     "get pods -A -L app",
+    "get things -n a",
+    "get thing t1 -n a -o wide",
+    "get things -A -o wide",
+];
+
+/// Columns of Thing: name, type, priority and path.
+const COLUMNS: &[(&str, &str, u8, &str)] = &[
+    ("Phase", "string", 0, ".data.phase"),
+    ("Size", "integer", 0, ".data.size"),
+    ("Load", "number", 1, ".data.load"),
+    ("Ready", "boolean", 0, ".data.ready"),
+    ("Since", "date", 0, ".data.since"),
+    ("Age", "date", 0, ".metadata.creationTimestamp"),
 ];
 
 // === impl Facade ===
 
 impl Facade {
     pub(crate) async fn start(apiserver: &ApiServer) -> Self {
-        let kinds = [("", "pods"), ("", "nodes"), ("", "services"), ("", "configmaps"), ("apps", "deployments")];
+        let core = ["pods", "nodes", "services", "configmaps"].map(|plural| ("", plural));
+        let kinds = [&core[..], &[("apps", "deployments"), ("example.com", "things")]].concat();
         Self::of(apiserver, &kinds, &json!([".metadata.managedFields"])).await
     }
 
@@ -88,7 +102,13 @@ impl Facade {
             let kube = json!({ "group": group, "version": "v1", "plural": plural, "kubeconfig": "kubeconfig" });
             (plural.to_owned(), json!({ "kubernetes": "auto", "drop_fields": drop, "source": { "kube": kube } }))
         };
-        let resources: serde_json::Map<String, Value> = kinds.iter().map(resource).collect();
+        let mut resources: serde_json::Map<String, Value> = kinds.iter().map(resource).collect();
+        let column = |(name, column_type, priority, path): &(&str, &str, u8, &str)| {
+            format!("{name}:{column_type}{}={path}", if *priority > 0 { "@wide" } else { "" })
+        };
+        if let Some(things) = resources.get_mut("things") {
+            things["kubernetes_columns"] = COLUMNS.iter().map(column).collect();
+        }
         let config = json!({
             "listen": "127.0.0.1:0", "admin": { "listen": "none" }, "kubernetes": { "listen": "127.0.0.1:0" },
             "resources": resources,
@@ -189,6 +209,25 @@ pub(crate) async fn fill(apiserver: &ApiServer) {
     apiserver.post(&CONFIG_MAPS.path("a"), &CONFIG_MAPS.object(&json!({ "name": "m" }), &json!({ "k": "v" }))).await;
 }
 
+/// Gives Thing the same columns at the API server, and creates some.
+async fn define_columns(apiserver: &ApiServer) {
+    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/things.example.com";
+    let mut versions = apiserver.ask("GET", path, None).await.unwrap()["spec"]["versions"].clone();
+    let column = |(name, column_type, priority, path): &(&str, &str, u8, &str)| json!({ "name": name, "type": column_type, "priority": priority, "jsonPath": path });
+    versions[0]["additionalPrinterColumns"] = COLUMNS.iter().map(column).collect();
+    apiserver.ask("PATCH", path, Some(&json!({ "spec": { "versions": versions } }))).await.unwrap();
+    let data = json!({ "phase": "Up", "size": 3, "load": 0.5, "ready": true, "since": "2020-01-01T00:00:00Z" });
+    let others = json!({ "phase": 7, "size": "x", "load": false, "ready": "x" });
+    for (name, data) in [("t1", data), ("t2", others), ("t3", json!({}))] {
+        apiserver.post(&THINGS.path("a"), &THINGS.object(&json!({ "name": name }), &data)).await;
+    }
+    let started = Instant::now();
+    while !apiserver.kubectl(&["get", "things", "-n", "a"]).contains("PHASE") {
+        assert!(started.elapsed() < DEADLINE, "no columns");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 /// Replaces the words that are ages.
 fn without_ages(text: &[u8]) -> String {
     let is_age = |word: &str| word.starts_with(|c: char| c.is_ascii_digit()) && word.ends_with(['s', 'm', 'h']);
@@ -211,6 +250,7 @@ pub(crate) async fn config_maps(apiserver: &ApiServer) -> Versions {
 async fn kubectl_prints_the_same_as_of_the_api_server() {
     let apiserver = ApiServer::start().await;
     fill(&apiserver).await;
+    define_columns(&apiserver).await;
     let facade = Facade::start(&apiserver).await;
     for command in COMMANDS {
         let arguments: Vec<&str> = command.split(' ').collect();

@@ -29,11 +29,15 @@ mod journal;
 mod killable;
 mod kube;
 #[cfg(feature = "kubernetes-api")]
+mod kube_rs;
+#[cfg(feature = "kubernetes-api")]
 mod kubernetes;
 mod manifest;
 mod metadata;
 mod monitoring;
 mod namespaces;
+#[cfg(feature = "kubernetes-api")]
+mod parameters;
 mod pipe;
 mod pod;
 mod port;

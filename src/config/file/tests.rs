@@ -88,7 +88,7 @@ resources:
             "resources.pods.indexes.node.expresion: unknown key; did you mean `expression`?",
             "resources.pods.indexes.node.lable: unknown key; did you mean `label`?",
             "resources.pods.indexes.\"a.b\".z: unknown key; known here: path, label, expression",
-            "resources.7.x: unknown key; known here: source, drop_fields, indexes, views, allowed_views, ttl, optional, allow_secrets, snapshot, verify_interval, kubernetes, read_only_clients, authorize_as",
+            "resources.7.x: unknown key; known here: source, drop_fields, indexes, views, allowed_views, ttl, optional, allow_secrets, snapshot, verify_interval, kubernetes, kubernetes_columns, read_only_clients, authorize_as",
         ])
     );
 }

@@ -3,11 +3,11 @@
 use serde_json::Value;
 
 use super::{
-    ValueError,
+    ValueError, found,
     kube::{check_group, check_plural, check_version},
     quote, text,
 };
-use crate::model::ApiKind;
+use crate::model::{ApiKind, ColumnType, Path, PrinterColumn};
 
 /// Kind as which the Kubernetes API has a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +42,35 @@ pub(crate) fn kubernetes_name(value: &Value) -> Result<KubernetesName, ValueErro
     Ok(KubernetesName::Kind(ApiKind { short_names, namespaced, ..ApiKind::new(group, version, plural, kind) }))
 }
 
+/// Largest number of columns of a kind.
+const MAX_COLUMNS: usize = 32;
+
+/// Reads a list of `NAME[:TYPE][@wide]=PATH`.
+pub(crate) fn printer_columns(value: &Value) -> Result<Vec<PrinterColumn>, ValueError> {
+    let list = value.as_array().filter(|list| (1..=MAX_COLUMNS).contains(&list.len()));
+    let what = format!("a list of 1 to {MAX_COLUMNS} columns such as [Phase=.status.phase]");
+    let given = || value.as_array().map_or(found(value), |list| list.len().to_string());
+    let list = list.ok_or_else(|| ValueError::expected(&what, given()))?;
+    list.iter().map(|column| printer_column(text(column)?)).collect()
+}
+
+fn printer_column(given: &str) -> Result<PrinterColumn, ValueError> {
+    let expected = || {
+        let types = ColumnType::ALL.map(ColumnType::name).join(", ");
+        let what = "NAME[:TYPE][@wide]=PATH such as Phase=.status.phase or Age:date=.metadata.creationTimestamp";
+        ValueError::new(format!("expected {what}, of the types {types}, found {}", quote(given)))
+    };
+    let (name, path) = given.split_once('=').ok_or_else(expected)?;
+    let (name, is_wide) = name.strip_suffix("@wide").map_or((name, false), |name| (name, true));
+    let (name, type_name) = name.split_once(':').unwrap_or((name, ColumnType::String.name()));
+    let column_type = ColumnType::ALL.into_iter().find(|known| known.name() == type_name).ok_or_else(expected)?;
+    if name.trim().is_empty() {
+        return Err(expected());
+    }
+    let invalid = |error| ValueError::new(format!("column {}: field path {}: {error}", quote(name), quote(path)));
+    Ok(PrinterColumn { name: name.to_owned(), column_type, is_wide, path: Path::parse(path).map_err(invalid)? })
+}
+
 fn is_kind(text: &str) -> bool {
     text.len() <= 63
         && text.starts_with(|c: char| c.is_ascii_uppercase())
@@ -74,6 +103,33 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_column_has_a_name_a_type_and_a_path() {
+        let read = |text: &str| printer_columns(&json!([text])).map(|mut columns| columns.remove(0));
+        let path = |text: &str| Path::parse(text).unwrap();
+        let phase = PrinterColumn {
+            name: "Phase".to_owned(),
+            column_type: ColumnType::String,
+            is_wide: false,
+            path: path(".status.phase"),
+        };
+        assert_eq!(read("Phase=.status.phase"), Ok(phase));
+        let zone = PrinterColumn {
+            name: "Own Zone".to_owned(),
+            column_type: ColumnType::Integer,
+            is_wide: true,
+            path: path(".metadata.labels['a=b']"),
+        };
+        assert_eq!(read("Own Zone:integer@wide=.metadata.labels['a=b']"), Ok(zone));
+        for text in
+            ["", "Phase", "=.status", " =.status", "Phase:text=.status", "Phase=", "Phase=.a[", "Phase:date:date=.a"]
+        {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains("such as") || error.contains("field path"), "{text}: {error}");
+        }
+        assert!(printer_columns(&json!([])).is_err() && printer_columns(&json!("Phase=.a")).is_err());
+    }
 
     #[test]
     fn a_kind_has_a_path_and_names() {

@@ -12,7 +12,7 @@ use http_body::{Body, Frame as BodyFrame};
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 use tonic::Status;
 
-use super::Difference;
+use super::{Difference, PastVersion};
 use crate::{
     auth::Operation,
     cache::NetChange,
@@ -122,14 +122,16 @@ pub(in crate::grpc) async fn changes(
     let until = query::version(to, &request.to_resource_version)?;
     let quotas = [service.quotas().stream(&call)?, service.quotas().bulk_response(&call)?];
     let view = resource.views.read(&resource.name, caller, &mut format)?;
+    let from = PastVersion { version: from, history: request.history.clone() };
     let present = service.complete(&resource, &from, call.wait).await?;
     let until = until.unwrap_or_else(|| present.safe_version().clone());
-    if until < from {
-        return Err(invalid(to, format!("{until} is before from_resource_version, {from}")));
+    if until < from.version {
+        return Err(invalid(to, format!("{until} is before from_resource_version, {}", from.version)));
     }
+    let until = PastVersion { version: until, ..from.clone() };
     let Difference { changes, since, permit } = service.difference(&resource, [&from, &until], &call).await?;
     if let Some(audited) = &call.audited {
-        audited.begins_from(&from.to_string());
+        audited.begins_from(&from.version.to_string());
         audited.begins(&selection, &format, resource.is_secret);
     }
     let namespaces = selection.namespaces.as_ref();
@@ -138,7 +140,11 @@ pub(in crate::grpc) async fn changes(
         changes: changes.into(),
         caller,
         next: Default::default(),
-        head: head(&until, resource.informer.history(since.history_id(), namespaces), proto::namespaces(namespaces)),
+        head: head(
+            &until.version,
+            resource.informer.history(since.history_id(), namespaces),
+            proto::namespaces(namespaces),
+        ),
         encoded: BytesMut::new(),
         stage: Stage::Changes,
         permit: service.bulk_scheduler().begin(caller),

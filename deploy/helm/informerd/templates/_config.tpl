@@ -14,6 +14,10 @@
 {{- $_ := set $config "insecure" true -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.kubernetesApi.enabled -}}
+{{- $address := $loopback | ternary "127.0.0.1:8001" "0.0.0.0:8001" -}}
+{{- $_ := set $config "kubernetes" (merge ($config.kubernetes | default dict) (dict "listen" $address)) -}}
+{{- end -}}
 {{- if and .Values.snapshots.enabled (not $config.state_dir) -}}
 {{- $_ := set $config "state_dir" "/var/lib/informerd/state" -}}
 {{- end -}}
@@ -157,6 +161,11 @@ limits: { memory: {{ include "informerd.memory" . }}Mi }
 {{- end -}}
 {{- if eq (dig "admin" "listen" "" .Values.config) "none" -}}
 {{- fail "config.admin.listen: the probes need a port; leave it out, or write IP:PORT" -}}
+{{- end -}}
+{{- $shown := false -}}
+{{- range .Values.resources }}{{ if .kubernetes }}{{ $shown = true }}{{ end }}{{ end -}}
+{{- if and .Values.kubernetesApi.enabled (not $shown) -}}
+{{- fail "kubernetesApi.enabled: no resource has the key `kubernetes`; add it to one, such as kubernetes: auto" -}}
 {{- end -}}
 {{- if eq .Values.mode "relay" -}}
 {{- range $name, $resource := .Values.resources -}}

@@ -22,6 +22,9 @@ env:
 ports:
 {{- if not (eq .Values.mode "sidecar") }}
 - { name: grpc, containerPort: {{ include "informerd.port" $config.listen }} }
+{{- if .Values.kubernetesApi.enabled }}
+- { name: kubernetes, containerPort: {{ include "informerd.port" $config.kubernetes.listen }} }
+{{- end }}
 {{- end }}
 - { name: admin, containerPort: {{ include "informerd.port" $config.admin.listen }} }
 # Ten minutes for the first list, before the kubelet tries another process.

@@ -345,6 +345,7 @@ impl Ask {
             page_token,
             min_resource_version: self.version(),
             resource_version_match: self.version_match(),
+            history: String::new(),
         }
     }
 
@@ -377,6 +378,7 @@ impl Ask {
             view,
             index,
             shard,
+            history: String::new(),
         }
     }
 
@@ -513,6 +515,7 @@ impl Ask {
                     view,
                     min_resource_version,
                     resource_version_match,
+                    history: String::new(),
                 };
                 let answer = client.get(world.by(caller, credential, request)).await?.into_inner();
                 Ok(world.contract.leaves("GetResponse", &[answer]))
