@@ -26,12 +26,12 @@ impl Form {
         if accept.is_empty() {
             return Some(Self::Object);
         }
-        let (form, is_of_list) = by_weight(accept).into_iter().find_map(Self::of_type)?;
+        let (form, is_of_list) = by_weight(accept).iter().find_map(Self::of_type)?;
         is_of_list.is_none_or(|is_of_list| is_of_list == is_list).then_some(form)
     }
 
     /// Returns the form of a type, and if it is that of a list, where there are two.
-    fn of_type(clause: Clause<'_>) -> Option<(Self, Option<bool>)> {
+    fn of_type(clause: &Clause<'_>) -> Option<(Self, Option<bool>)> {
         if !["application/json", "application/*", "*/*"].contains(&clause.media_type) {
             return None;
         }
