@@ -280,6 +280,10 @@ impl Driver {
                 if event.is_readable() || event.is_read_closed() || event.is_error() {
                     ready.push(at);
                 }
+                if event.is_read_closed() {
+                    // The read may leave the end of the stream, which causes no further event.
+                    self.unread.push(at);
+                }
             }
             ready.sort_unstable();
             ready.dedup();
@@ -351,6 +355,9 @@ impl Driver {
         for watch in &moving.watches {
             let id = calls.len() as u32 * 2 + 1;
             let version = &self.watches[*watch].version;
+            if version.is_empty() && self.watches[*watch].count > 0 {
+                self.counters.note_end("a watch without a version");
+            }
             if !version.is_empty() {
                 self.counters.resumed.fetch_add(1, Ordering::Relaxed);
             }

@@ -162,7 +162,8 @@ impl Tree {
         let clients = Clients::start(&plan, 2, epoch);
         let all = (plan.relays.len() * plan.connections * plan.watches) as u64;
         while clients.counters.opened.load(Ordering::Relaxed) < all {
-            assert!(opening.elapsed() < DEADLINE, "the watches are open in time: {:?}", clients.counters);
+            let (open, ends) = (clients.counters.opened.load(Ordering::Relaxed), clients.counters.take_ends());
+            assert!(opening.elapsed() < DEADLINE, "{open} of {all} watches are open in time: {ends:?}");
             tokio::time::sleep(LOOK).await;
         }
         println!("{all} watches open after {:.1} s", opening.elapsed().as_secs_f64());
