@@ -39,6 +39,7 @@ mod stats;
 
 use std::{
     collections::BTreeMap,
+    process::ExitCode,
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
@@ -102,6 +103,8 @@ struct Tree {
     revision: i64,
     /// Resident memory of each relay before the watches were opened, in KiB.
     before: f64,
+    /// True if watches have not caught up in time.
+    is_late: bool,
 }
 
 /// Figures at the beginning of a phase.
@@ -120,15 +123,23 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 const PREFIX: &str = "/things/";
 
-fn main() {
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut is_exact = true;
     for run in 0..arguments.runs {
         println!("run {} of {}: {arguments:?}", run + 1, arguments.runs);
         let mut tree = runtime.block_on(Tree::start(&arguments));
         tree.phases(&runtime);
+        let counters = std::sync::Arc::clone(&tree.clients.counters);
         tree.clients.stop();
+        let wrong = [&counters.missed, &counters.repeated].map(|counter| counter.load(Ordering::Relaxed));
+        is_exact &= wrong == [0, 0] && !tree.is_late;
+        if wrong != [0, 0] {
+            println!("{} events were missed, {} repeated", wrong[0], wrong[1]);
+        }
     }
+    if is_exact { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 // === impl Tree ===
@@ -170,7 +181,7 @@ impl Tree {
         let arguments = Arguments { watches: all as usize, ..arguments.clone() };
         // The first BOOKMARK, with the version to resume from, follows the head of the response.
         tokio::time::sleep(Duration::from_secs(2)).await;
-        Self { arguments, etcd, driver, root, relays, clients, epoch, sequence, revision, before }
+        Self { arguments, etcd, driver, root, relays, clients, epoch, sequence, revision, before, is_late: false }
     }
 
     fn phases(&mut self, runtime: &tokio::runtime::Runtime) {
@@ -259,6 +270,7 @@ impl Tree {
                 break;
             }
             if written.elapsed() > DEADLINE {
+                self.is_late = true;
                 println!(
                     "{name}: {have} of {all} have caught up, {} are open",
                     counters.opened.load(Ordering::Relaxed)
