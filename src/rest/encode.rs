@@ -1,8 +1,8 @@
 //! Encoding of objects for clients of Kubernetes.
 //!
 //! `metadata` has the version of the object, or that of its deletion, and the name, namespace and uid under which it is served. An
-//! object alone and that of a watch have a type; an item of a list has none, unless it is a `PartialObjectMetadata`, as those of an API
-//! server: clients that compare the two forms of an object would find a difference.
+//! object alone and that of a watch have a type; an item of a list has none: clients that compare the two forms of an object would find a
+//! difference. (Metadata of an API server has a type in JSON, and none in protobuf, which client-go gets.)
 
 use std::{
     collections::HashMap,
@@ -108,7 +108,7 @@ impl Encoder {
     fn alone(&self, object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
         match self.form {
             Form::Object => self.whole(object, version, true, buffer),
-            Form::Metadata => partial(object, version, payload, buffer),
+            Form::Metadata => partial(object, version, payload, true, buffer),
             Form::Table(_) => {
                 self.list_head(buffer);
                 self.row(object, version, payload, buffer);
@@ -185,7 +185,7 @@ impl Encoder {
             }
             _ => {
                 buffer.put_slice(b",\"object\":");
-                partial(object, version, payload, buffer);
+                partial(object, version, payload, true, buffer);
             }
         }
         buffer.put_slice(b"}");
@@ -214,7 +214,7 @@ impl ListEncoder for Encoder {
     fn item(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut) {
         match self.form {
             Form::Object => self.whole(object, object.version(), false, buffer),
-            Form::Metadata => partial(object, object.version(), payload, buffer),
+            Form::Metadata => partial(object, object.version(), payload, false, buffer),
             Form::Table(_) => self.row(object, object.version(), payload, buffer),
         }
     }
@@ -325,8 +325,12 @@ fn metadata(object: &Object, version: &ResourceVersion, of_body: Option<&RawValu
 }
 
 /// Appends a `PartialObjectMetadata`. A caller that may read METADATA only gets the labels and nothing else of the body.
-fn partial(object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
-    buffer.put_slice(format!("{{\"kind\":\"{PARTIAL}\",\"apiVersion\":\"{META}\",\"metadata\":").as_bytes());
+fn partial(object: &Object, version: &ResourceVersion, payload: PayloadFormat, is_typed: bool, buffer: &mut BytesMut) {
+    buffer.put_slice(b"{");
+    if is_typed {
+        buffer.put_slice(format!("\"kind\":\"{PARTIAL}\",\"apiVersion\":\"{META}\",").as_bytes());
+    }
+    buffer.put_slice(b"\"metadata\":");
     let labels: serde_json::Map<String, serde_json::Value> =
         object.labels().iter().map(|(key, value)| (key.to_owned(), json!(value))).collect();
     let of_body = if payload == PayloadFormat::Metadata {

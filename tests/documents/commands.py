@@ -260,11 +260,22 @@ def sizing(page):
     page.done(f"the chart sets the memory limit of {total} MiB that the page calculates")
 
 
+def scale(page):
+    page.expect(shell=1)
+    page.run(page.shell[0], "processes: ")
+    for subscribers, processors, processes in [(10_000, "0.16", 1), (100_000, "1.63", 1), (1_000_000, "16.30", 10)]:
+        plan = f"informerd check examples/shop.yaml --plan subscribers={subscribers},rate=1,bytes=1024"
+        page.run(plan, f"{processors} processors;")
+        page.run(plan, f"processes: {processes}")
+    page.done("the plan has the figures of its table")
+
+
 # The pages, the headings of their commands where some are run elsewhere, and what checks them.
 PAGES = [
     ("docs/kubernetes.md", None, kubernetes),
     ("docs/operations.md", "## Logs", log_level),
     ("docs/operations.md", "## Sizing", sizing),
+    ("docs/scale.md", None, scale),
     ("docs/sources/etcd.md", None, etcd),
     ("docs/sources/files.md", None, files),
     ("docs/sources/informerd.md", None, relay),

@@ -451,6 +451,14 @@ fn strip(draw: &Draw, document: &mut Value) {
             }
         }
     }
+    if document["kind"] == "PartialObjectMetadataList" {
+        // Here they have none, as in protobuf: client-go compares them with those of watches.
+        for item in document["items"].as_array_mut().into_iter().flatten() {
+            let item = item.as_object_mut().unwrap();
+            item.remove("kind");
+            item.remove("apiVersion");
+        }
+    }
     without_managers(document);
 }
 
