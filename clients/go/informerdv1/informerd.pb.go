@@ -2101,8 +2101,12 @@ type ListRequest struct {
 	Shard *Shard `protobuf:"bytes,15,opt,name=shard,proto3" json:"shard,omitempty"`
 	// The meaning of min_resource_version. All pages of an exact list are of that version. Since: past.
 	ResourceVersionMatch ResourceVersionMatch `protobuf:"varint,12,opt,name=resource_version_match,json=resourceVersionMatch,proto3,enum=informerd.v1.ResourceVersionMatch" json:"resource_version_match,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// For RESOURCE_VERSION_MATCH_EXACT: the `history` received with the version, as in WatchRequest.history. When the
+	// upstream's history has been rewritten since, the same number may be another state: OUT_OF_RANGE / HISTORY_CHANGED.
+	// Empty = the present history. Since: past.
+	History       string `protobuf:"bytes,16,opt,name=history,proto3" json:"history,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListRequest) Reset() {
@@ -2224,6 +2228,13 @@ func (x *ListRequest) GetResourceVersionMatch() ResourceVersionMatch {
 		return x.ResourceVersionMatch
 	}
 	return ResourceVersionMatch_RESOURCE_VERSION_MATCH_UNSPECIFIED
+}
+
+func (x *ListRequest) GetHistory() string {
+	if x != nil {
+		return x.History
+	}
+	return ""
 }
 
 // One chunk of a list.
@@ -2374,8 +2385,10 @@ type ByIndexRequest struct {
 	Shard *Shard `protobuf:"bytes,16,opt,name=shard,proto3" json:"shard,omitempty"`
 	// As in ListRequest. Since: past.
 	ResourceVersionMatch ResourceVersionMatch `protobuf:"varint,13,opt,name=resource_version_match,json=resourceVersionMatch,proto3,enum=informerd.v1.ResourceVersionMatch" json:"resource_version_match,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// As in ListRequest. Since: past.
+	History       string `protobuf:"bytes,18,opt,name=history,proto3" json:"history,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ByIndexRequest) Reset() {
@@ -2513,6 +2526,13 @@ func (x *ByIndexRequest) GetResourceVersionMatch() ResourceVersionMatch {
 	return ResourceVersionMatch_RESOURCE_VERSION_MATCH_UNSPECIFIED
 }
 
+func (x *ByIndexRequest) GetHistory() string {
+	if x != nil {
+		return x.History
+	}
+	return ""
+}
+
 // One chunk of the objects found.
 type ByIndexResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2639,8 +2659,10 @@ type GetRequest struct {
 	View *View `protobuf:"bytes,6,opt,name=view,proto3" json:"view,omitempty"`
 	// As in ListRequest. Since: past.
 	ResourceVersionMatch ResourceVersionMatch `protobuf:"varint,7,opt,name=resource_version_match,json=resourceVersionMatch,proto3,enum=informerd.v1.ResourceVersionMatch" json:"resource_version_match,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// As in ListRequest. Since: past.
+	History       string `protobuf:"bytes,8,opt,name=history,proto3" json:"history,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetRequest) Reset() {
@@ -2720,6 +2742,13 @@ func (x *GetRequest) GetResourceVersionMatch() ResourceVersionMatch {
 		return x.ResourceVersionMatch
 	}
 	return ResourceVersionMatch_RESOURCE_VERSION_MATCH_UNSPECIFIED
+}
+
+func (x *GetRequest) GetHistory() string {
+	if x != nil {
+		return x.History
+	}
+	return ""
 }
 
 // One object.
@@ -2831,7 +2860,9 @@ type ChangesRequest struct {
 	// Only objects under one of these values of an index.
 	Index *IndexMatch `protobuf:"bytes,11,opt,name=index,proto3" json:"index,omitempty"`
 	// Only objects of this shard; unset = all.
-	Shard         *Shard `protobuf:"bytes,12,opt,name=shard,proto3" json:"shard,omitempty"`
+	Shard *Shard `protobuf:"bytes,12,opt,name=shard,proto3" json:"shard,omitempty"`
+	// The history of from_resource_version, as in ListRequest; the later version is of the same one.
+	History       string `protobuf:"bytes,13,opt,name=history,proto3" json:"history,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2948,6 +2979,13 @@ func (x *ChangesRequest) GetShard() *Shard {
 		return x.Shard
 	}
 	return nil
+}
+
+func (x *ChangesRequest) GetHistory() string {
+	if x != nil {
+		return x.History
+	}
+	return ""
 }
 
 // One chunk of a difference. Since: past.
@@ -5136,7 +5174,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\bDelivery\x12\x1b\n" +
 	"\twatch_ids\x18\x01 \x03(\rR\bwatchIds\x129\n" +
 	"\tresponses\x18\x02 \x03(\v2\x1b.informerd.v1.WatchResponseR\tresponses\x12\x14\n" +
-	"\x05ended\x18\x03 \x01(\bR\x05ended\"\xb5\x04\n" +
+	"\x05ended\x18\x03 \x01(\bR\x05ended\"\xcf\x04\n" +
 	"\vListRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12%\n" +
@@ -5154,7 +5192,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	" \x01(\v2\x18.informerd.v1.IndexMatchR\x05index\x12&\n" +
 	"\x04view\x18\v \x01(\v2\x12.informerd.v1.ViewR\x04view\x12)\n" +
 	"\x05shard\x18\x0f \x01(\v2\x13.informerd.v1.ShardR\x05shard\x12X\n" +
-	"\x16resource_version_match\x18\f \x01(\x0e2\".informerd.v1.ResourceVersionMatchR\x14resourceVersionMatch\"\x8b\x03\n" +
+	"\x16resource_version_match\x18\f \x01(\x0e2\".informerd.v1.ResourceVersionMatchR\x14resourceVersionMatch\x12\x18\n" +
+	"\ahistory\x18\x10 \x01(\tR\ahistory\"\x8b\x03\n" +
 	"\fListResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12.\n" +
 	"\aobjects\x18\x02 \x03(\v2\x14.informerd.v1.ObjectR\aobjects\x12&\n" +
@@ -5165,7 +5204,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\n" +
 	"namespaces\x18\a \x03(\tR\n" +
 	"namespaces\x12K\n" +
-	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\xe1\x04\n" +
+	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\xfb\x04\n" +
 	"\x0eByIndexRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\tR\x05index\x12\x14\n" +
@@ -5185,7 +5224,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x04view\x18\f \x01(\v2\x12.informerd.v1.ViewR\x04view\x12+\n" +
 	"\x04like\x18\x11 \x01(\v2\x17.informerd.v1.ObjectKeyR\x04like\x12)\n" +
 	"\x05shard\x18\x10 \x01(\v2\x13.informerd.v1.ShardR\x05shard\x12X\n" +
-	"\x16resource_version_match\x18\r \x01(\x0e2\".informerd.v1.ResourceVersionMatchR\x14resourceVersionMatch\"\x8e\x03\n" +
+	"\x16resource_version_match\x18\r \x01(\x0e2\".informerd.v1.ResourceVersionMatchR\x14resourceVersionMatch\x12\x18\n" +
+	"\ahistory\x18\x12 \x01(\tR\ahistory\"\x8e\x03\n" +
 	"\x0fByIndexResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12.\n" +
 	"\aobjects\x18\x02 \x03(\v2\x14.informerd.v1.ObjectR\aobjects\x12&\n" +
@@ -5196,7 +5236,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\n" +
 	"namespaces\x18\a \x03(\tR\n" +
 	"namespaces\x12K\n" +
-	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\xc3\x02\n" +
+	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\xdd\x02\n" +
 	"\n" +
 	"GetRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x1c\n" +
@@ -5205,13 +5245,14 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x06format\x18\x04 \x01(\x0e2\x1b.informerd.v1.PayloadFormatR\x06format\x120\n" +
 	"\x14min_resource_version\x18\x05 \x01(\tR\x12minResourceVersion\x12&\n" +
 	"\x04view\x18\x06 \x01(\v2\x12.informerd.v1.ViewR\x04view\x12X\n" +
-	"\x16resource_version_match\x18\a \x01(\x0e2\".informerd.v1.ResourceVersionMatchR\x14resourceVersionMatch\"\xf3\x01\n" +
+	"\x16resource_version_match\x18\a \x01(\x0e2\".informerd.v1.ResourceVersionMatchR\x14resourceVersionMatch\x12\x18\n" +
+	"\ahistory\x18\b \x01(\tR\ahistory\"\xf3\x01\n" +
 	"\vGetResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12,\n" +
 	"\x06object\x18\x02 \x01(\v2\x14.informerd.v1.ObjectR\x06object\x12/\n" +
 	"\x06source\x18\x03 \x01(\x0e2\x17.informerd.v1.SyncStateR\x06source\x12@\n" +
 	"\x0esource_seen_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\fsourceSeenAt\x12\x18\n" +
-	"\ahistory\x18\x05 \x01(\tR\ahistory\"\xe8\x03\n" +
+	"\ahistory\x18\x05 \x01(\tR\ahistory\"\x82\x04\n" +
 	"\x0eChangesRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x122\n" +
 	"\x15from_resource_version\x18\x02 \x01(\tR\x13fromResourceVersion\x12.\n" +
@@ -5227,7 +5268,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x04view\x18\n" +
 	" \x01(\v2\x12.informerd.v1.ViewR\x04view\x12.\n" +
 	"\x05index\x18\v \x01(\v2\x18.informerd.v1.IndexMatchR\x05index\x12)\n" +
-	"\x05shard\x18\f \x01(\v2\x13.informerd.v1.ShardR\x05shard\"\xa9\x01\n" +
+	"\x05shard\x18\f \x01(\v2\x13.informerd.v1.ShardR\x05shard\x12\x18\n" +
+	"\ahistory\x18\r \x01(\tR\ahistory\"\xa9\x01\n" +
 	"\x0fChangesResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x121\n" +
 	"\achanges\x18\x02 \x03(\v2\x17.informerd.v1.NetChangeR\achanges\x12\x18\n" +

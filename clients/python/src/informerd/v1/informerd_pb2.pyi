@@ -364,7 +364,7 @@ class Delivery(_message.Message):
     def __init__(self, watch_ids: _Optional[_Iterable[int]] = ..., responses: _Optional[_Iterable[_Union[WatchResponse, _Mapping]]] = ..., ended: bool = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("resource", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "index", "view", "shard", "resource_version_match")
+    __slots__ = ("resource", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "index", "view", "shard", "resource_version_match", "history")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     LABEL_SELECTOR_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +378,7 @@ class ListRequest(_message.Message):
     VIEW_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_VERSION_MATCH_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     resource: str
     namespace: str
     label_selector: str
@@ -391,7 +392,8 @@ class ListRequest(_message.Message):
     view: View
     shard: Shard
     resource_version_match: ResourceVersionMatch
-    def __init__(self, resource: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., resource_version_match: _Optional[_Union[ResourceVersionMatch, str]] = ...) -> None: ...
+    history: str
+    def __init__(self, resource: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., resource_version_match: _Optional[_Union[ResourceVersionMatch, str]] = ..., history: _Optional[str] = ...) -> None: ...
 
 class ListResponse(_message.Message):
     __slots__ = ("resource_version", "objects", "next_page_token", "source", "source_seen_at", "history", "namespaces", "expression_errors")
@@ -414,7 +416,7 @@ class ListResponse(_message.Message):
     def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ..., expression_errors: _Optional[_Union[ExpressionErrors, _Mapping]] = ...) -> None: ...
 
 class ByIndexRequest(_message.Message):
-    __slots__ = ("resource", "index", "value", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "view", "like", "shard", "resource_version_match")
+    __slots__ = ("resource", "index", "value", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "view", "like", "shard", "resource_version_match", "history")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +432,7 @@ class ByIndexRequest(_message.Message):
     LIKE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_VERSION_MATCH_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     resource: str
     index: str
     value: str
@@ -445,7 +448,8 @@ class ByIndexRequest(_message.Message):
     like: ObjectKey
     shard: Shard
     resource_version_match: ResourceVersionMatch
-    def __init__(self, resource: _Optional[str] = ..., index: _Optional[str] = ..., value: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., like: _Optional[_Union[ObjectKey, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., resource_version_match: _Optional[_Union[ResourceVersionMatch, str]] = ...) -> None: ...
+    history: str
+    def __init__(self, resource: _Optional[str] = ..., index: _Optional[str] = ..., value: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., like: _Optional[_Union[ObjectKey, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., resource_version_match: _Optional[_Union[ResourceVersionMatch, str]] = ..., history: _Optional[str] = ...) -> None: ...
 
 class ByIndexResponse(_message.Message):
     __slots__ = ("resource_version", "objects", "next_page_token", "source", "source_seen_at", "history", "namespaces", "expression_errors")
@@ -468,7 +472,7 @@ class ByIndexResponse(_message.Message):
     def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ..., expression_errors: _Optional[_Union[ExpressionErrors, _Mapping]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("resource", "namespace", "name", "format", "min_resource_version", "view", "resource_version_match")
+    __slots__ = ("resource", "namespace", "name", "format", "min_resource_version", "view", "resource_version_match", "history")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -476,6 +480,7 @@ class GetRequest(_message.Message):
     MIN_RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_VERSION_MATCH_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     resource: str
     namespace: str
     name: str
@@ -483,7 +488,8 @@ class GetRequest(_message.Message):
     min_resource_version: str
     view: View
     resource_version_match: ResourceVersionMatch
-    def __init__(self, resource: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., min_resource_version: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., resource_version_match: _Optional[_Union[ResourceVersionMatch, str]] = ...) -> None: ...
+    history: str
+    def __init__(self, resource: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., min_resource_version: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., resource_version_match: _Optional[_Union[ResourceVersionMatch, str]] = ..., history: _Optional[str] = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ("resource_version", "object", "source", "source_seen_at", "history")
@@ -500,7 +506,7 @@ class GetResponse(_message.Message):
     def __init__(self, resource_version: _Optional[str] = ..., object: _Optional[_Union[Object, _Mapping]] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ...) -> None: ...
 
 class ChangesRequest(_message.Message):
-    __slots__ = ("resource", "from_resource_version", "to_resource_version", "namespace", "name", "label_selector", "field_selector", "expression", "format", "view", "index", "shard")
+    __slots__ = ("resource", "from_resource_version", "to_resource_version", "namespace", "name", "label_selector", "field_selector", "expression", "format", "view", "index", "shard", "history")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     FROM_RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TO_RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +519,7 @@ class ChangesRequest(_message.Message):
     VIEW_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     resource: str
     from_resource_version: str
     to_resource_version: str
@@ -525,7 +532,8 @@ class ChangesRequest(_message.Message):
     view: View
     index: IndexMatch
     shard: Shard
-    def __init__(self, resource: _Optional[str] = ..., from_resource_version: _Optional[str] = ..., to_resource_version: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
+    history: str
+    def __init__(self, resource: _Optional[str] = ..., from_resource_version: _Optional[str] = ..., to_resource_version: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., history: _Optional[str] = ...) -> None: ...
 
 class ChangesResponse(_message.Message):
     __slots__ = ("resource_version", "changes", "history", "namespaces")

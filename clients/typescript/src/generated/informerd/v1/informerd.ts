@@ -263,6 +263,7 @@ export interface ListRequest {
   view?: View | undefined;
   shard?: Shard | undefined;
   resourceVersionMatch: ResourceVersionMatch;
+  history: string;
 }
 
 export interface ListResponse {
@@ -292,6 +293,7 @@ export interface ByIndexRequest {
   like?: ObjectKey | undefined;
   shard?: Shard | undefined;
   resourceVersionMatch: ResourceVersionMatch;
+  history: string;
 }
 
 export interface ByIndexResponse {
@@ -313,6 +315,7 @@ export interface GetRequest {
   minResourceVersion: string;
   view?: View | undefined;
   resourceVersionMatch: ResourceVersionMatch;
+  history: string;
 }
 
 export interface GetResponse {
@@ -336,6 +339,7 @@ export interface ChangesRequest {
   view?: View | undefined;
   index?: IndexMatch | undefined;
   shard?: Shard | undefined;
+  history: string;
 }
 
 export interface ChangesResponse {
@@ -2413,6 +2417,7 @@ function createBaseListRequest(): ListRequest {
     view: undefined,
     shard: undefined,
     resourceVersionMatch: 0,
+    history: "",
   };
 }
 
@@ -2456,6 +2461,9 @@ export const ListRequest: MessageFns<ListRequest> = {
     }
     if (message.resourceVersionMatch !== 0) {
       writer.uint32(96).int32(message.resourceVersionMatch);
+    }
+    if (message.history !== "") {
+      writer.uint32(130).string(message.history);
     }
     return writer;
   },
@@ -2577,6 +2585,14 @@ export const ListRequest: MessageFns<ListRequest> = {
             message.resourceVersionMatch = reader.int32() as any;
             continue;
           }
+          case 16: {
+            if (tag !== 130) {
+              break;
+            }
+
+            message.history = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2609,6 +2625,7 @@ export const ListRequest: MessageFns<ListRequest> = {
     message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
     message.shard = (object.shard !== undefined && object.shard !== null) ? Shard.fromPartial(object.shard) : undefined;
     message.resourceVersionMatch = object.resourceVersionMatch ?? 0;
+    message.history = object.history ?? "";
     return message;
   },
 };
@@ -2780,6 +2797,7 @@ function createBaseByIndexRequest(): ByIndexRequest {
     like: undefined,
     shard: undefined,
     resourceVersionMatch: 0,
+    history: "",
   };
 }
 
@@ -2829,6 +2847,9 @@ export const ByIndexRequest: MessageFns<ByIndexRequest> = {
     }
     if (message.resourceVersionMatch !== 0) {
       writer.uint32(104).int32(message.resourceVersionMatch);
+    }
+    if (message.history !== "") {
+      writer.uint32(146).string(message.history);
     }
     return writer;
   },
@@ -2966,6 +2987,14 @@ export const ByIndexRequest: MessageFns<ByIndexRequest> = {
             message.resourceVersionMatch = reader.int32() as any;
             continue;
           }
+          case 18: {
+            if (tag !== 146) {
+              break;
+            }
+
+            message.history = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2998,6 +3027,7 @@ export const ByIndexRequest: MessageFns<ByIndexRequest> = {
     message.like = (object.like !== undefined && object.like !== null) ? ObjectKey.fromPartial(object.like) : undefined;
     message.shard = (object.shard !== undefined && object.shard !== null) ? Shard.fromPartial(object.shard) : undefined;
     message.resourceVersionMatch = object.resourceVersionMatch ?? 0;
+    message.history = object.history ?? "";
     return message;
   },
 };
@@ -3161,6 +3191,7 @@ function createBaseGetRequest(): GetRequest {
     minResourceVersion: "",
     view: undefined,
     resourceVersionMatch: 0,
+    history: "",
   };
 }
 
@@ -3186,6 +3217,9 @@ export const GetRequest: MessageFns<GetRequest> = {
     }
     if (message.resourceVersionMatch !== 0) {
       writer.uint32(56).int32(message.resourceVersionMatch);
+    }
+    if (message.history !== "") {
+      writer.uint32(66).string(message.history);
     }
     return writer;
   },
@@ -3259,6 +3293,14 @@ export const GetRequest: MessageFns<GetRequest> = {
             message.resourceVersionMatch = reader.int32() as any;
             continue;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.history = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3283,6 +3325,7 @@ export const GetRequest: MessageFns<GetRequest> = {
     message.minResourceVersion = object.minResourceVersion ?? "";
     message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
     message.resourceVersionMatch = object.resourceVersionMatch ?? 0;
+    message.history = object.history ?? "";
     return message;
   },
 };
@@ -3406,6 +3449,7 @@ function createBaseChangesRequest(): ChangesRequest {
     view: undefined,
     index: undefined,
     shard: undefined,
+    history: "",
   };
 }
 
@@ -3446,6 +3490,9 @@ export const ChangesRequest: MessageFns<ChangesRequest> = {
     }
     if (message.shard !== undefined) {
       Shard.encode(message.shard, writer.uint32(98).fork()).join();
+    }
+    if (message.history !== "") {
+      writer.uint32(106).string(message.history);
     }
     return writer;
   },
@@ -3559,6 +3606,14 @@ export const ChangesRequest: MessageFns<ChangesRequest> = {
             message.shard = Shard.decode(reader, reader.uint32());
             continue;
           }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.history = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3590,6 +3645,7 @@ export const ChangesRequest: MessageFns<ChangesRequest> = {
       ? IndexMatch.fromPartial(object.index)
       : undefined;
     message.shard = (object.shard !== undefined && object.shard !== null) ? Shard.fromPartial(object.shard) : undefined;
+    message.history = object.history ?? "";
     return message;
   },
 };
