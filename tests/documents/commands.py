@@ -263,7 +263,7 @@ def sizing(page):
 def scale(page):
     page.expect(shell=1)
     page.run(page.shell[0], "processes: ")
-    for subscribers, processors, processes in [(10_000, "0.16", 1), (100_000, "1.63", 1), (1_000_000, "16.30", 10)]:
+    for subscribers, processors, processes in [(10_000, "0.18", 1), (100_000, "1.76", 1), (1_000_000, "17.60", 10)]:
         plan = f"informerd check examples/shop.yaml --plan subscribers={subscribers},rate=1,bytes=1024"
         page.run(plan, f"{processors} processors;")
         page.run(plan, f"processes: {processes}")
