@@ -315,7 +315,8 @@ fn a_command_runs_for_each_event() {
 #[test]
 fn a_context_names_a_server_and_its_files() {
     let directory = things();
-    let (one, two) = (Server::of(&directory), Server::of(&TempDir::new().unwrap()));
+    let nothing = TempDir::new().unwrap();
+    let (one, two) = (Server::of(&directory), Server::of(&nothing));
     let home = TempDir::new().unwrap();
     fs::create_dir(home.path().join("informerd")).unwrap();
     fs::write(home.path().join("informerd/token"), "secret").unwrap();
@@ -364,7 +365,10 @@ fn a_context_names_a_server_and_its_files() {
     }
 
     // It waits for the first list.
-    assert_eq!(run(&["list", "things", "--context", "two"], &[]).0, Some(0));
+    assert_eq!(
+        run(&["list", "things", "--context", "two"], &[]),
+        (Some(0), String::new(), "No objects found.\n".to_owned())
+    );
     let (code, out, err) = run(&["status", "--no-headers"], &[]);
     let rows = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let rows: Vec<_> = rows.map(|row| (row[0], row[2], row[3], row[4])).collect();
