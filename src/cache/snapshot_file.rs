@@ -21,11 +21,12 @@
 mod directory;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod read_ahead;
 mod record;
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, BufReader, BufWriter, Read, Write},
+    io::{self, BufWriter, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
@@ -36,7 +37,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
+use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
 
 pub use self::directory::{SnapshotDirectory, SnapshotDirectoryError};
@@ -111,7 +112,7 @@ struct Header {
     seen_at_ms: Option<u64>,
 }
 
-/// Writer or reader that computes the checksum of all bytes.
+/// Writer that computes the checksum of all bytes.
 struct Checksummed<F> {
     file: F,
     sum: Context,
@@ -232,37 +233,44 @@ impl SnapshotFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        self.decode(BufReader::with_capacity(BUFFER_BYTES, file)).map(Some)
+        self.decode(file).map(Some)
     }
 
-    fn decode(&self, file: impl Read) -> Result<SavedState, SnapshotFileError> {
-        let mut input = Checksummed::new(file);
-        let mut start = [0; MAGIC.len() + size_of::<u32>()];
-        input.fill(&mut start)?;
-        if start != *[&MAGIC[..], &FORMAT.to_le_bytes()].concat() {
-            return Err(SnapshotFileError::Format);
-        }
-        let mut piece = Vec::new();
-        input.read_piece(&mut piece)?;
-        let damaged = || SnapshotFileError::Damaged("invalid header");
-        let header: Header = serde_json::from_slice(&piece).map_err(|_| damaged())?;
-        let version: ResourceVersion = header.version.parse().map_err(|_| damaged())?;
-        input.read_piece(&mut piece)?;
-        let proof = Bytes::copy_from_slice(&piece);
-        let mut objects = Vec::new();
-        for _ in 0..header.objects {
-            input.read_piece(&mut piece)?;
-            let object = record::read(&piece, &version);
-            objects.push(Arc::new(object.ok_or(SnapshotFileError::Damaged("invalid object"))?));
-        }
-        input.finish()?;
+    fn decode(&self, file: impl Read + Send) -> Result<SavedState, SnapshotFileError> {
+        let (header, state) = read_ahead::parsed(file, parse)?;
         let (found, expected) = (of(&header.resource, &header.source), of(&self.resource, &self.identity));
         if found != expected {
             return Err(SnapshotFileError::Foreign { found, expected });
         }
-        let seen_at = header.seen_at_ms.and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
-        Ok(SavedState { list: List::new(objects, version), proof, seen_at })
+        Ok(state)
     }
+}
+
+/// Parses everything before the checksum.
+fn parse(mut input: impl Read) -> Result<(Header, SavedState), SnapshotFileError> {
+    let mut start = [0; MAGIC.len() + size_of::<u32>()];
+    read_exact(&mut input, &mut start)?;
+    if start != *[&MAGIC[..], &FORMAT.to_le_bytes()].concat() {
+        return Err(SnapshotFileError::Format);
+    }
+    let mut piece = Vec::new();
+    read_piece(&mut input, &mut piece)?;
+    let damaged = || SnapshotFileError::Damaged("invalid header");
+    let header: Header = serde_json::from_slice(&piece).map_err(|_| damaged())?;
+    let version: ResourceVersion = header.version.parse().map_err(|_| damaged())?;
+    read_piece(&mut input, &mut piece)?;
+    let proof = Bytes::copy_from_slice(&piece);
+    let mut objects = Vec::new();
+    for _ in 0..header.objects {
+        read_piece(&mut input, &mut piece)?;
+        let object = record::read(&piece, &version);
+        objects.push(Arc::new(object.ok_or(SnapshotFileError::Damaged("invalid object"))?));
+    }
+    if input.read(&mut [0])? > 0 {
+        return Err(SnapshotFileError::Damaged("trailing data"));
+    }
+    let seen_at = header.seen_at_ms.and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
+    Ok((header, SavedState { list: List::new(objects, version), proof, seen_at }))
 }
 
 fn since_1970_ms(time: SystemTime) -> u64 {
@@ -295,41 +303,19 @@ impl<F: Write> Checksummed<F> {
     }
 }
 
-impl<F: Read> Checksummed<F> {
-    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), SnapshotFileError> {
-        read_exact(&mut self.file, bytes)?;
-        self.sum.update(bytes);
-        Ok(())
+fn read_piece(input: &mut impl Read, piece: &mut Vec<u8>) -> Result<(), SnapshotFileError> {
+    let mut len = [0; size_of::<u32>()];
+    read_exact(input, &mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > MAX_PIECE_BYTES {
+        return Err(SnapshotFileError::Damaged("record too large"));
     }
-
-    fn read_piece(&mut self, piece: &mut Vec<u8>) -> Result<(), SnapshotFileError> {
-        let mut len = [0; size_of::<u32>()];
-        self.fill(&mut len)?;
-        let len = u32::from_le_bytes(len) as usize;
-        if len > MAX_PIECE_BYTES {
-            return Err(SnapshotFileError::Damaged("record too large"));
-        }
-        piece.clear();
-        // The buffer grows with the bytes that exist, whatever a damaged length says.
-        if (&mut self.file).take(len as u64).read_to_end(piece)? < len {
-            return Err(ends_too_early());
-        }
-        self.sum.update(piece);
-        Ok(())
+    piece.clear();
+    // The buffer grows with the bytes that exist, whatever a damaged length says.
+    if input.take(len as u64).read_to_end(piece)? < len {
+        return Err(ends_too_early());
     }
-
-    /// Checks that the file ends here and that the checksum matches.
-    fn finish(mut self) -> Result<(), SnapshotFileError> {
-        let mut written = [0; SHA256_OUTPUT_LEN];
-        read_exact(&mut self.file, &mut written)?;
-        if self.sum.finish().as_ref() != written {
-            return Err(SnapshotFileError::Damaged("checksum mismatch"));
-        }
-        if self.file.read(&mut [0])? > 0 {
-            return Err(SnapshotFileError::Damaged("trailing data"));
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 fn read_exact(file: &mut impl Read, bytes: &mut [u8]) -> Result<(), SnapshotFileError> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ring::digest::digest;
+use ring::digest::{SHA256_OUTPUT_LEN, digest};
 
 use super::*;
 use crate::cache::Indexer;
