@@ -45,6 +45,8 @@ pub use index::{IndexClosure, IndexFunc, IndexMatch, IndexValues, IndexedObject,
 pub use key::{KeyError, ObjectKey};
 pub use named_views::{NamedViews, NamedViewsError};
 pub use namespaces::Namespaces;
+#[cfg(feature = "server")]
+pub(crate) use object::ParsedBody;
 #[cfg(feature = "client")]
 pub(crate) use object::max_body_bytes;
 pub use object::{FieldError, Labels, MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};

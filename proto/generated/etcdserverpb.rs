@@ -39,6 +39,12 @@ pub struct RangeResponse {
     #[prost(bool, tag = "3")]
     pub more: bool,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RangeStreamResponse {
+    /// The next keys; the header only in the last part.
+    #[prost(message, optional, tag = "1")]
+    pub range_response: ::core::option::Option<RangeResponse>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchRequest {
     #[prost(oneof = "watch_request::RequestUnion", tags = "1, 3")]
@@ -226,6 +232,31 @@ pub mod kv_client {
             req.extensions_mut().insert(GrpcMethod::new("etcdserverpb.KV", "Range"));
             self.inner.unary(req, path, codec).await
         }
+        /// From 3.7 on: the same keys at one revision, in parts.
+        pub async fn range_stream(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RangeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::RangeStreamResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/etcdserverpb.KV/RangeStream",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("etcdserverpb.KV", "RangeStream"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -246,6 +277,20 @@ pub mod kv_server {
             &self,
             request: tonic::Request<super::RangeRequest>,
         ) -> std::result::Result<tonic::Response<super::RangeResponse>, tonic::Status>;
+        /// Server streaming response type for the RangeStream method.
+        type RangeStreamStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::RangeStreamResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// From 3.7 on: the same keys at one revision, in parts.
+        async fn range_stream(
+            &self,
+            request: tonic::Request<super::RangeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::RangeStreamStream>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct KvServer<T> {
@@ -362,6 +407,52 @@ pub mod kv_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/etcdserverpb.KV/RangeStream" => {
+                    #[allow(non_camel_case_types)]
+                    struct RangeStreamSvc<T: Kv>(pub Arc<T>);
+                    impl<
+                        T: Kv,
+                    > tonic::server::ServerStreamingService<super::RangeRequest>
+                    for RangeStreamSvc<T> {
+                        type Response = super::RangeStreamResponse;
+                        type ResponseStream = T::RangeStreamStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RangeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Kv>::range_stream(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RangeStreamSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

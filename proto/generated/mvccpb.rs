@@ -13,8 +13,8 @@ pub struct KeyValue {
     /// Changes since the key came into being.
     #[prost(int64, tag = "4")]
     pub version: i64,
-    #[prost(bytes = "vec", tag = "5")]
-    pub value: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "bytes", tag = "5")]
+    pub value: ::prost::bytes::Bytes,
 }
 /// One change of one key. Those of one transaction have one revision.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

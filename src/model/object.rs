@@ -8,10 +8,14 @@ use serde::de::IgnoredAny;
 use super::{FieldCut, KeyError, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
 mod field_error;
+#[cfg(feature = "server")]
+mod parsed_body;
 mod size;
 
 pub use field_error::FieldError;
 
+#[cfg(feature = "server")]
+pub(crate) use parsed_body::ParsedBody;
 #[cfg(feature = "client")]
 pub(crate) use size::max_body_bytes;
 pub use size::{MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES};

@@ -39,6 +39,8 @@ pub(crate) fn generate(out: &Path) -> Result<(), Box<dyn Error>> {
 
     tonic_prost_build::configure()
         .out_dir(out)
+        // Not copied out of the message.
+        .bytes(".mvccpb.KeyValue.value")
         // Only tests implement an etcd server.
         .server_mod_attribute("etcdserverpb", "#[cfg(test)]")
         .compile_fds(protox::compile([ETCD_FILE], [PROTO_ROOT])?)?;

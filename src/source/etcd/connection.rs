@@ -20,8 +20,8 @@ use tonic::{
 use super::{
     EtcdConfig,
     pb::{
-        AuthClient, AuthenticateRequest, KvClient, MaintenanceClient, RangeRequest, RangeResponse, ResponseHeader,
-        StatusRequest, WatchClient, WatchRequest, WatchResponse,
+        AuthClient, AuthenticateRequest, KvClient, MaintenanceClient, RangeRequest, RangeResponse, RangeStreamResponse,
+        ResponseHeader, StatusRequest, WatchClient, WatchRequest, WatchResponse,
     },
 };
 use crate::{
@@ -182,11 +182,28 @@ impl Connection {
         let mut client = KvClient::new(self.channel.clone()).max_decoding_message_size(max_bytes);
         let patience = if request.keys_only { 1 } else { PAGE_PATIENCE };
         let answer = self.answer_within(self.answer_timeout * patience, client.range(self.request(request))).await?;
-        // Every field of a message is optional: an empty one, as of a proxy, would be an empty prefix of a cluster without a past.
-        match &answer.header {
-            Some(header) if header.revision > 0 && header.cluster_id != 0 => Ok(answer),
-            _ => Err(Status::data_loss("the answer has no revision or no cluster id, so it is none of etcd")),
-        }
+        checked(answer.into_inner())
+    }
+
+    /// Opens a stream of the keys of a range at one revision.
+    pub(super) async fn range_stream(
+        &self,
+        key: Vec<u8>,
+        range_end: Vec<u8>,
+    ) -> Result<Streaming<RangeStreamResponse>, Status> {
+        let mut client = KvClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let request = RangeRequest { key, range_end, ..RangeRequest::default() };
+        self.answer(client.range_stream(self.request(request))).await
+    }
+
+    /// Reads the next part of a stream; `None` after the last one.
+    pub(super) async fn next_part(
+        &self,
+        parts: &mut Streaming<RangeStreamResponse>,
+    ) -> Result<Option<RangeResponse>, Status> {
+        let part = self.answer_within(self.answer_timeout * PAGE_PATIENCE, parts.message()).await?;
+        let part = part.map(|part| part.range_response.unwrap_or_default());
+        part.map(|part| if part.header.is_some() { checked(part) } else { Ok(part) }).transpose()
     }
 
     /// Reads the newest revision that the cluster has agreed on, over any member. The key need not exist.
@@ -264,18 +281,25 @@ impl Connection {
     }
 
     async fn answer<T>(&self, call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
-        self.answer_within(self.answer_timeout, call).await
+        self.answer_within(self.answer_timeout, call).await.map(tonic::Response::into_inner)
     }
 
     async fn answer_within<T>(
         &self,
         limit: Duration,
-        call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+        call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
-        match tokio::time::timeout(limit, call).await {
-            Ok(answer) => answer.map(tonic::Response::into_inner),
-            Err(_) => Err(Status::deadline_exceeded(format!("no response within {limit:?}"))),
-        }
+        let elapsed = |_| Err(Status::deadline_exceeded(format!("no response within {limit:?}")));
+        tokio::time::timeout(limit, call).await.unwrap_or_else(elapsed)
+    }
+}
+
+/// Checks the header. Every field of a message is optional: an empty one, as of a proxy, would be an empty prefix of a cluster without
+/// a past.
+fn checked(answer: RangeResponse) -> Result<RangeResponse, Status> {
+    match &answer.header {
+        Some(header) if header.revision > 0 && header.cluster_id != 0 => Ok(answer),
+        _ => Err(Status::data_loss("the answer has no revision or no cluster id, so it is none of etcd")),
     }
 }
 

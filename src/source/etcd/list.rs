@@ -1,8 +1,11 @@
-//! Paged list of all keys of a prefix at one revision.
+//! List of all keys of a prefix at one revision: one stream where etcd has it (from 3.7 on), pages otherwise.
 
 use std::sync::Arc;
 
-use tonic::Code;
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::task::spawn_blocking;
+use tonic::{Code, Status};
 
 use super::{
     connection::{Connection, is_compacted, is_too_large},
@@ -11,13 +14,13 @@ use super::{
 };
 use crate::{
     cache::{Problem, SourceError},
-    model::Object,
+    model::{Object, ParsedBody},
 };
 
 /// Result of a list.
 #[derive(Debug, Default)]
 pub(super) struct KeyList {
-    /// Header of the first page, whose revision all pages share.
+    /// Header with the revision that all keys are of.
     pub(super) header: ResponseHeader,
     pub(super) objects: Vec<Arc<Object>>,
     /// Problems of the keys that cannot be served.
@@ -35,19 +38,57 @@ const FIRST_PAGE: i64 = 32;
 const MAX_PAGE: i64 = 32 << 10;
 /// Target size of a page. Two are in memory at a time.
 const PAGE_BYTES: i64 = 32 << 20;
-/// Number of keys that are parsed before other tasks run, about a millisecond of small ones.
+/// Number of keys whose objects are made before other tasks run, about a millisecond of small ones.
 const TAKEN_AT_ONCE: usize = 128;
+/// Number of keys whose values a thread parses, and of the threads that parse at a time.
+const PARSED_AT_ONCE: usize = 1024;
+const PARSERS: usize = 2;
 
 /// Reads the prefix. If etcd compacts the revision meanwhile, reads everything once more in a single response.
 pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<KeyList, SourceError> {
-    let (mut reading, mut key, mut limit) = (KeyList::default(), prefix.first(), FIRST_PAGE);
+    let read = match read_stream(connection, prefix).await {
+        Err(status) if is_compacted(&status) => read_pages(connection, prefix, 0).await,
+        // etcd before 3.7, or a proxy before it.
+        Err(status) if status.code() == Code::Unimplemented || is_too_large(&status) => {
+            read_pages(connection, prefix, FIRST_PAGE).await
+        }
+        read => read,
+    };
+    read.map_err(|status| connection.error(&status))
+}
+
+/// Reads one stream. Its flow control bounds what etcd sends while the keys before are parsed.
+async fn read_stream(connection: &Connection, prefix: &Prefix) -> Result<KeyList, Status> {
+    let (mut reading, mut key) = (KeyList::default(), prefix.first());
+    let mut parts = connection.range_stream(key.clone(), prefix.end()).await?;
+    let (mut header, mut kvs) = (None, Vec::new());
+    loop {
+        let (part, taken) =
+            tokio::join!(connection.next_part(&mut parts), reading.take(std::mem::take(&mut kvs), prefix));
+        taken?;
+        let Some(part) = part? else { break };
+        // Only the last part has a header. What a server before this one has cut may end like a whole stream.
+        let is_empty = part.header.is_none() && part.kvs.is_empty();
+        if header.is_some() || part.more || is_empty {
+            return Err(undecodable("a part that is not the next one, nor the last"));
+        }
+        (header, kvs) = (part.header, part.kvs);
+        key = key_after(&kvs, key, prefix)?;
+    }
+    reading.header = header.ok_or_else(|| undecodable("a stream without its last part"))?;
+    Ok(reading)
+}
+
+async fn read_pages(connection: &Connection, prefix: &Prefix, first_limit: i64) -> Result<KeyList, Status> {
+    let (mut reading, mut key, mut limit) = (KeyList::default(), prefix.first(), first_limit);
     let (mut kvs, mut most) = (Vec::new(), MAX_PAGE);
     loop {
         let revision = reading.header.revision;
         let request =
             RangeRequest { key: key.clone(), range_end: prefix.end(), limit, revision, ..RangeRequest::default() };
         // etcd reads a page while the one before it is parsed.
-        let (page, ()) = tokio::join!(connection.range(request), reading.take(std::mem::take(&mut kvs), prefix));
+        let (page, taken) = tokio::join!(connection.range(request), reading.take(std::mem::take(&mut kvs), prefix));
+        taken?;
         let page = match page {
             Ok(page) => page,
             Err(status) if is_too_large(&status) && limit > 1 => {
@@ -64,27 +105,49 @@ pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Key
                 (reading, key, limit) = (KeyList::default(), prefix.first(), 0);
                 continue;
             }
-            Err(status) => return Err(connection.error(&status)),
+            Err(status) => return Err(status),
         };
         if revision == 0 {
             reading.header = page.header.unwrap_or_default();
         }
         kvs = page.kvs;
-        // A server that sends other keys than the requested ones does not list the prefix, and its pages may have no end.
-        let is_in_range = kvs.iter().all(|kv| kv.key >= key && prefix.has(&kv.key));
-        if !is_in_range || page.more && kvs.is_empty() {
-            let problem = if is_in_range { "an empty page that is not the last" } else { "a page of other keys" };
-            return Err(SourceError::Undecodable(format!("{}: {problem}", connection.endpoint())));
+        if page.more && kvs.is_empty() {
+            return Err(undecodable("an empty page that is not the last"));
         }
-        let Some(last) = kvs.last().filter(|_| page.more) else {
-            reading.take(kvs, prefix).await;
+        key = key_after(&kvs, key, prefix)?;
+        if !page.more {
+            reading.take(kvs, prefix).await?;
             return Ok(reading);
-        };
-        key.clone_from(&last.key);
-        key.push(0);
+        }
         let bytes: usize = kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
         limit = next_limit(limit, i64::try_from(bytes).unwrap_or(i64::MAX)).min(most);
     }
+}
+
+/// Returns the first key after these, which have to be of the range from this key on: a server that sends other keys does not list
+/// the prefix, and its pages may have no end.
+fn key_after(kvs: &[KeyValue], from: Vec<u8>, prefix: &Prefix) -> Result<Vec<u8>, Status> {
+    if !kvs.iter().all(|kv| kv.key >= from && prefix.has(&kv.key)) {
+        return Err(undecodable("a page of other keys"));
+    }
+    Ok(kvs.last().map_or(from, |last| [&last.key[..], &[0]].concat()))
+}
+
+/// Returns a status that becomes [`SourceError::Undecodable`].
+fn undecodable(problem: &str) -> Status {
+    Status::out_of_range(problem)
+}
+
+/// Parses the values of some keys, on another thread unless they are few.
+async fn parse(kvs: &Arc<Vec<KeyValue>>, first: usize) -> Result<Vec<ParsedBody>, Status> {
+    let parse = |kvs: &[KeyValue]| kvs.iter().map(|kv| ParsedBody::new(&kv.value)).collect();
+    if kvs.len() < TAKEN_AT_ONCE {
+        return Ok(parse(kvs));
+    }
+    let kvs = Arc::clone(kvs);
+    let parsing = spawn_blocking(move || parse(&kvs[first..kvs.len().min(first + PARSED_AT_ONCE)]));
+    // A panic was reported at its origin.
+    parsing.await.map_err(|error| Status::aborted(error.to_string()))
 }
 
 fn next_limit(limit: i64, bytes: i64) -> i64 {
@@ -96,32 +159,42 @@ fn next_limit(limit: i64, bytes: i64) -> i64 {
 // === impl KeyList ===
 
 impl KeyList {
-    /// Adds keys of a page, and lets other tasks run meanwhile.
-    async fn take(&mut self, kvs: Vec<KeyValue>, prefix: &Prefix) {
-        for (at, kv) in kvs.into_iter().enumerate() {
-            if at % TAKEN_AT_ONCE == TAKEN_AT_ONCE - 1 {
-                tokio::task::yield_now().await;
+    /// Adds keys of a page, whose values other threads parse. This one makes the objects, since the allocator has a heap for each
+    /// thread, and the cache's is that of this one; other tasks run meanwhile.
+    async fn take(&mut self, kvs: Vec<KeyValue>, prefix: &Prefix) -> Result<(), Status> {
+        self.note_newest(&kvs);
+        let kvs = Arc::new(kvs);
+        let mut parsed =
+            stream::iter((0..kvs.len()).step_by(PARSED_AT_ONCE)).map(|first| parse(&kvs, first)).buffered(PARSERS);
+        let mut at = 0;
+        while let Some(bodies) = parsed.try_next().await? {
+            for body in bodies {
+                if at % TAKEN_AT_ONCE == TAKEN_AT_ONCE - 1 {
+                    tokio::task::yield_now().await;
+                }
+                let kv = &kvs[at];
+                at += 1;
+                match prefix.object_of(kv, body) {
+                    Ok(object) => self.objects.push(Arc::new(object)),
+                    Err(problem) => {
+                        self.not_served.extend(prefix.bare(kv).map(Arc::new));
+                        self.problems.push(problem);
+                    }
+                }
             }
-            self.add(kv, prefix);
         }
+        Ok(())
     }
 
-    fn add(&mut self, kv: KeyValue, prefix: &Prefix) {
-        let newest = self.newest.first().map_or(0, |kv| kv.mod_revision);
-        if kv.mod_revision > newest {
+    /// Keeps the keys of the latest change. Their values are copied: a value shares the memory of its page.
+    fn note_newest(&mut self, kvs: &[KeyValue]) {
+        let newest = |kvs: &[KeyValue]| kvs.iter().map(|kv| kv.mod_revision).max().unwrap_or(0);
+        let (before, after) = (newest(&self.newest), newest(kvs));
+        if after > before {
             self.newest.clear();
         }
-        if kv.mod_revision >= newest {
-            self.newest.push(kv.clone());
-        }
-        let bare = prefix.bare(&kv);
-        match prefix.object(kv) {
-            Ok(object) => self.objects.push(Arc::new(object)),
-            Err(problem) => {
-                self.not_served.extend(bare.map(Arc::new));
-                self.problems.push(problem);
-            }
-        }
+        let of_latest = kvs.iter().filter(|kv| kv.mod_revision == after && after >= before);
+        self.newest.extend(of_latest.map(|kv| KeyValue { value: Bytes::copy_from_slice(&kv.value), ..kv.clone() }));
     }
 }
 

@@ -10,7 +10,7 @@
 use super::pb::KeyValue;
 use crate::{
     cache::{Problem, ProblemReason},
-    model::{Envelope, Object, ObjectKey, ObjectParts, ResourceVersion},
+    model::{Object, ObjectKey, ObjectParts, ParsedBody, ResourceVersion},
     source::{problems::subject_of, text::escaped},
 };
 
@@ -48,16 +48,18 @@ impl Prefix {
     }
 
     /// Converts a key and a value to an object, or returns the problem.
-    pub(super) fn object(&self, kv: KeyValue) -> Result<Object, Problem> {
+    pub(super) fn object(&self, kv: &KeyValue) -> Result<Object, Problem> {
+        self.object_of(kv, ParsedBody::new(&kv.value))
+    }
+
+    /// Does the same with the parsed value.
+    pub(super) fn object_of(&self, kv: &KeyValue, parsed: ParsedBody) -> Result<Object, Problem> {
         let KeyValue { key: bytes, create_revision, mod_revision, value, .. } = kv;
-        let problem = |reason, message| Problem::new(reason, self.subject(&bytes), message);
-        let key = self.key(&bytes).map_err(|message| problem(ProblemReason::ObjectInvalid, message))?;
-        let uid = uid(create_revision, &key);
-        let (media_type, envelope) = Object::any_envelope(&value);
-        let envelope = Envelope { uid: uid.as_str().into(), ..envelope };
-        Object::from_text(key, version(mod_revision), media_type, &value, value.len(), &envelope)
-            .checked()
-            .map_err(|error| problem(ProblemReason::ObjectTooLarge, error.to_string()))
+        let problem = |reason, message| Problem::new(reason, self.subject(bytes), message);
+        let key = self.key(bytes).map_err(|message| problem(ProblemReason::ObjectInvalid, message))?;
+        let uid = uid(*create_revision, &key);
+        let object = parsed.object(key, &uid, value, version(*mod_revision));
+        object.checked().map_err(|error| problem(ProblemReason::ObjectTooLarge, error.to_string()))
     }
 
     /// Makes an object of a key, a uid and a version alone, for one that was deleted or cannot be served. A deletion has no
@@ -108,7 +110,7 @@ mod tests {
     const BYTES: &str = "application/octet-stream";
 
     fn kv(key: &str, value: &str) -> KeyValue {
-        let (key, value) = (key.as_bytes().to_vec(), value.as_bytes().to_vec());
+        let (key, value) = (key.as_bytes().to_vec(), value.to_owned().into());
         KeyValue { key, value, create_revision: 5, mod_revision: 7, version: 2 }
     }
 
@@ -125,7 +127,7 @@ mod tests {
     fn a_key_is_split_at_its_first_slash() {
         let prefix = Prefix::new("/settings/");
         for (key, namespace, name) in [("web", "", "web"), ("shop/web", "shop", "web"), ("shop/a/b", "shop", "a/b")] {
-            let object = prefix.object(kv(&format!("/settings/{key}"), "1")).unwrap();
+            let object = prefix.object(&kv(&format!("/settings/{key}"), "1")).unwrap();
             assert_eq!((object.key().namespace(), object.key().name()), (namespace, name));
             let uid = format!("5/{key}");
             assert_eq!((object.uid(), object.version().to_string().as_str()), (&*uid, "7"));
@@ -139,24 +141,24 @@ mod tests {
 
     #[test]
     fn invalid_keys_are_rejected_with_the_reason() {
-        let problem = |prefix: &str, key: &str| Prefix::new(prefix).object(kv(key, "1")).unwrap_err().message;
+        let problem = |prefix: &str, key: &str| Prefix::new(prefix).object(&kv(key, "1")).unwrap_err().message;
         assert_eq!(problem("/a", "/a/b"), "the key has a slash after the prefix; end the prefix with a slash");
         assert_eq!(problem("/a/", "/a/"), "the name is empty");
         assert_eq!(problem("/a/", "/a/ns/"), "the name is empty");
         assert!(problem("/a/", "/a/b\0c").contains("NUL"));
         let key = KeyValue { key: b"/a/\xff".to_vec(), ..KeyValue::default() };
-        let problem = Prefix::new("/a/").object(key).unwrap_err();
+        let problem = Prefix::new("/a/").object(&key).unwrap_err();
         assert_eq!(problem.reason, ProblemReason::ObjectInvalid);
         assert_eq!(problem.to_string(), "/a/\u{fffd}: the key is not UTF-8", "the whole key");
         let large = "x".repeat(MAX_OBJECT_BYTES + 1);
-        let problem = Prefix::new("/a/").object(kv("/a/n/b", &large)).unwrap_err();
+        let problem = Prefix::new("/a/").object(&kv("/a/n/b", &large)).unwrap_err();
         assert_eq!(problem.reason, ProblemReason::ObjectTooLarge);
         assert!(problem.to_string().starts_with("n/b: object too large: 3145729 bytes ("), "{problem}");
     }
 
     #[test]
     fn a_value_is_json_with_or_without_an_envelope_or_bytes() {
-        let object = |value: &str| Prefix::new("").object(kv("shop/web", value)).unwrap();
+        let object = |value: &str| Prefix::new("").object(&kv("shop/web", value)).unwrap();
         let text = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x","namespace":"y","uid":"u","labels":{"app":"web"}}}"#;
         let manifest = object(text);
         assert_eq!((manifest.api_version(), manifest.kind()), ("v1", "Pod"));
@@ -176,7 +178,7 @@ mod tests {
         for value in
             [&b"{\"a\":\"\xff\xfe\"}"[..], b"\"\xff\"", b"{\"metadata\":{\"labels\":{\"a\":\"b\"}},\"x\":\"\xc3\x28\"}"]
         {
-            let object = Prefix::new("").object(KeyValue { value: value.to_vec(), ..kv("a", "") }).unwrap();
+            let object = Prefix::new("").object(&KeyValue { value: value.into(), ..kv("a", "") }).unwrap();
             assert_eq!((object.media_type(), object.labels().get("a")), (BYTES, None), "{}", value.escape_ascii());
         }
     }

@@ -2,9 +2,10 @@
 
 pub(super) use self::{
     etcdserverpb::{
-        AuthenticateRequest, RangeRequest, RangeResponse, ResponseHeader, StatusRequest, WatchCreateRequest,
-        WatchProgressRequest, WatchRequest, WatchResponse, auth_client::AuthClient, kv_client::KvClient,
-        maintenance_client::MaintenanceClient, watch_client::WatchClient, watch_request::RequestUnion,
+        AuthenticateRequest, RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader, StatusRequest,
+        WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, auth_client::AuthClient,
+        kv_client::KvClient, maintenance_client::MaintenanceClient, watch_client::WatchClient,
+        watch_request::RequestUnion,
     },
     mvccpb::{Event, KeyValue, event::EventType},
 };

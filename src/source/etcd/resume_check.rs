@@ -154,7 +154,7 @@ mod tests {
     }
 
     fn kv(key: &str, value: &str) -> KeyValue {
-        let (key, value) = (key.as_bytes().to_vec(), value.as_bytes().to_vec());
+        let (key, value) = (key.as_bytes().to_vec(), value.to_owned().into());
         KeyValue { key, value, create_revision: 5, mod_revision: 7, version: 2 }
     }
 

@@ -8,6 +8,7 @@ mod health;
 mod quiet;
 mod random_histories;
 mod rewritten;
+mod streams;
 mod warm;
 
 use std::{sync::atomic::Ordering, time::Duration};

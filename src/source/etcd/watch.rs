@@ -385,24 +385,23 @@ impl EtcdShared {
         for event in events {
             let event_type = event.r#type();
             let Some(kv) = event.kv else { continue };
-            let key = kv.key.clone();
             let is_new = kv.create_revision == kv.mod_revision;
-            let bare = self.prefix.bare(&kv).map(Arc::new);
+            let bare = || self.prefix.bare(&kv).map(Arc::new);
             match event_type {
-                EventType::Put => match self.prefix.object(kv) {
+                EventType::Put => match self.prefix.object(&kv) {
                     Ok(object) => {
-                        self.problems.clear_object(&self.prefix.subject(&key));
+                        self.problems.clear_object(&self.prefix.subject(&kv.key));
                         let object = Arc::new(object);
                         told.push(if is_new { Event::Added(object) } else { Event::Modified(object) });
                     }
                     Err(problem) => {
                         self.problems.set_object(&problem);
-                        told.extend(bare.map(Event::NotServed));
+                        told.extend(bare().map(Event::NotServed));
                     }
                 },
                 EventType::Delete => {
-                    self.problems.clear_object(&self.prefix.subject(&key));
-                    told.extend(bare.map(Event::Deleted));
+                    self.problems.clear_object(&self.prefix.subject(&kv.key));
+                    told.extend(bare().map(Event::Deleted));
                 }
             }
         }

@@ -270,7 +270,7 @@ pub(super) fn fact((key, kv): (Vec<u8>, pb::mvccpb::KeyValue)) -> Option<(Key, F
         return None;
     }
     let uid = format!("{}/{rest}", kv.create_revision);
-    let fact = Fact { uid: Some(uid), version: Some(kv.mod_revision.to_string()), body: kv.value };
+    let fact = Fact { uid: Some(uid), version: Some(kv.mod_revision.to_string()), body: kv.value.to_vec() };
     Some(((namespace.to_owned(), name.to_owned()), fact))
 }
 

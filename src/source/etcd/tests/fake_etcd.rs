@@ -18,8 +18,8 @@ use tonic::{
 
 use super::Gate;
 use crate::source::etcd::pb::{
-    AuthenticateRequest, Event, EventType, KeyValue, RangeRequest, RangeResponse, RequestUnion, ResponseHeader,
-    StatusRequest, WatchCreateRequest, WatchRequest, WatchResponse,
+    AuthenticateRequest, Event, EventType, KeyValue, RangeRequest, RangeResponse, RangeStreamResponse, RequestUnion,
+    ResponseHeader, StatusRequest, WatchCreateRequest, WatchRequest, WatchResponse,
     etcdserverpb::{
         AuthenticateResponse, StatusResponse,
         auth_server::{Auth, AuthServer},
@@ -45,6 +45,10 @@ pub(super) struct Store {
     pub(super) cluster_id: u64,
     pub(super) raft_term: u64,
     pub(super) version: &'static str,
+    /// Number of keys in each part of a stream of keys; `None` for an etcd that has no such streams.
+    pub(super) part: Option<i64>,
+    /// True if such a stream ends without its last part.
+    pub(super) cuts_streams: bool,
     /// User who may connect, and the present token.
     pub(super) user: Option<(&'static str, &'static str)>,
     pub(super) token: String,
@@ -94,6 +98,8 @@ impl FakeEtcd {
             cluster_id: 7,
             raft_term: 2,
             version: "3.6.16",
+            part: None,
+            cuts_streams: false,
             user: None,
             token: String::new(),
             ranges: VecDeque::new(),
@@ -230,6 +236,7 @@ impl Store {
                 return Some(Event { r#type: EventType::Delete.into(), kv: Some(kv) });
             };
             let (create_revision, version) = old.map_or((revision, 1), |old| (old.create_revision, old.version + 1));
+            let value = value.into();
             let kv = KeyValue { key, value, create_revision, mod_revision: revision, version };
             Some(Event { r#type: EventType::Put.into(), kv: Some(kv) })
         };
@@ -320,6 +327,42 @@ impl Kv for FakeEtcd {
         let more = kvs.len() > limit;
         kvs.truncate(limit);
         Ok(Response::new(RangeResponse { header: Some(store.header()), kvs, more }))
+    }
+
+    type RangeStreamStream = Pin<Box<dyn Stream<Item = Result<RangeStreamResponse, Status>> + Send>>;
+
+    async fn range_stream(&self, request: Request<RangeRequest>) -> Result<Response<Self::RangeStreamStream>, Status> {
+        self.check(request.metadata())?;
+        let part = self.store.lock().part.ok_or_else(|| Status::unimplemented("unknown method RangeStream"))?;
+        let first = RangeRequest { limit: part, ..request.into_inner() };
+        let parts = futures_util::stream::unfold((self.clone(), Some(first)), async |(fake, request)| {
+            let (part, next) = fake.part(request?).await;
+            let part = part?.map(|part| RangeStreamResponse { range_response: Some(part) });
+            Some((part, (fake, next)))
+        });
+        Ok(Response::new(Box::pin(parts)))
+    }
+}
+
+impl FakeEtcd {
+    /// Returns the next part of a stream of keys, and the request of the one after it.
+    async fn part(&self, mut request: RangeRequest) -> (Option<Result<RangeResponse, Status>>, Option<RangeRequest>) {
+        let mut part = match self.range(Request::new(request.clone())).await {
+            Ok(part) => part.into_inner(),
+            Err(status) => return (Some(Err(status)), None),
+        };
+        let (header, Some(last)) = (part.header.unwrap_or_default(), part.kvs.last().filter(|_| part.more)) else {
+            let is_cut = self.store.lock().cuts_streams;
+            let header = part.header.map(|header| {
+                let revision = if request.revision == 0 { header.revision } else { request.revision };
+                ResponseHeader { revision, ..header }
+            });
+            return ((!is_cut).then_some(Ok(RangeResponse { header, ..part })), None);
+        };
+        request.key = [&last.key[..], &[0]].concat();
+        request.revision = if request.revision == 0 { header.revision } else { request.revision };
+        (part.header, part.more) = (None, false);
+        (Some(Ok(part)), Some(request))
     }
 }
 

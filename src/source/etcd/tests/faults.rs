@@ -122,7 +122,7 @@ async fn contradictory_responses_are_never_forwarded() {
             let again = store.response(|response| {
                 let kv = crate::source::etcd::pb::KeyValue {
                     key: b"/s/a".to_vec(),
-                    value: b"wrong".to_vec(),
+                    value: "wrong".into(),
                     mod_revision: at.min(5),
                     create_revision: 2,
                     version: 9,

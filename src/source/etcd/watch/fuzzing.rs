@@ -216,7 +216,7 @@ fn object_key(kv: &KeyValue) -> Option<String> {
 /// Checks the object of a key and a value.
 fn value(kv: &KeyValue) {
     let prefix = Prefix::new(PREFIX);
-    let object = prefix.object(kv.clone()).ok();
+    let object = prefix.object(kv).ok();
     assert_eq!(object.as_ref().map(|object| object.key().to_string()), object_key(kv));
     assert_eq!(prefix.bare(kv).map(|bare| bare.key().to_string()), object_key(kv));
     let Some(object) = object else { return };
@@ -275,6 +275,6 @@ fn event(word: &str) -> Option<PbEvent> {
         _ => (1, EventType::Put),
     };
     let key = key.strip_prefix('!').map_or_else(|| format!("{PREFIX}{key}"), str::to_owned).into_bytes();
-    let kv = KeyValue { key, value: rest[1..].into(), create_revision, mod_revision, version: 2 };
+    let kv = KeyValue { key, value: rest[1..].to_owned().into(), create_revision, mod_revision, version: 2 };
     Some(PbEvent { r#type: event_type.into(), kv: Some(kv) })
 }

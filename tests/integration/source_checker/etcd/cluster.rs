@@ -23,8 +23,8 @@ use tonic::{
 
 use super::pb::{
     etcdserverpb::{
-        AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, ResponseHeader, StatusRequest,
-        StatusResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+        AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader,
+        StatusRequest, StatusResponse, WatchCreateRequest, WatchRequest, WatchResponse,
         auth_server::{Auth, AuthServer},
         kv_server::{Kv, KvServer},
         maintenance_server::{Maintenance, MaintenanceServer},
@@ -193,6 +193,7 @@ impl Store {
                 (Some(value), old) => {
                     let (create_revision, version) =
                         old.map_or((revision, 1), |old| (old.create_revision, old.version + 1));
+                    let value = value.into();
                     let kv = KeyValue { key, value, create_revision, mod_revision: revision, version };
                     Event { r#type: EventType::Put.into(), kv: Some(kv) }
                 }
@@ -291,6 +292,12 @@ fn is_in(key: &[u8], first: &[u8], end: &[u8]) -> bool {
 
 #[tonic::async_trait]
 impl Kv for Cluster {
+    type RangeStreamStream = tokio_stream::Empty<Result<RangeStreamResponse, Status>>;
+
+    async fn range_stream(&self, _: Request<RangeRequest>) -> Result<Response<Self::RangeStreamStream>, Status> {
+        Err(Status::unimplemented("unknown method RangeStream"))
+    }
+
     async fn range(&self, request: Request<RangeRequest>) -> Result<Response<RangeResponse>, Status> {
         let metadata = request.metadata().clone();
         let request = request.into_inner();
