@@ -237,7 +237,10 @@ impl SnapshotFile {
     }
 
     fn decode(&self, file: impl Read + Send) -> Result<SavedState, SnapshotFileError> {
-        let (header, state) = read_ahead::parsed(file, parse)?;
+        let ((header, state), matches) = read_ahead::parsed(file, parse)?;
+        if !matches {
+            return Err(SnapshotFileError::Damaged("checksum mismatch"));
+        }
         let (found, expected) = (of(&header.resource, &header.source), of(&self.resource, &self.identity));
         if found != expected {
             return Err(SnapshotFileError::Foreign { found, expected });

@@ -168,6 +168,8 @@ mod tests {
             ("shop/web".to_owned(), "5/shop/web"),
             "the key is etcd's"
         );
+        let escaped = object(r#"{"kind":"w\u0065b","metadata":{"labels":{"app":"w\u0065b"}}}"#);
+        assert_eq!((escaped.labels().get("app"), escaped.kind(), escaped.uid()), (Some("web"), "web", "5/shop/web"));
         for json in ["{\"a\":1}", "[1]", "5", "\"x\"", "null", r#"{"kind":5}"#, r#"{"metadata":{"labels":{"a":1}}}"#] {
             assert_eq!(object(json).media_type(), JSON, "{json}");
             assert_eq!(object(json).body(), json.as_bytes());
