@@ -235,10 +235,7 @@ pub(super) fn string(value: &Value) -> Result<String, ValueError> {
 
 /// Reads the values of an index: at least one.
 pub(super) fn texts(value: &Value) -> Result<Vec<String>, ValueError> {
-    let list = value.as_array().filter(|list| (1..=IndexMatch::MAX_VALUES).contains(&list.len()));
-    let found = || value.as_array().map_or(found(value), |list| list.len().to_string());
-    let what = format!("a list of 1 to {} texts such as [node-a]", IndexMatch::MAX_VALUES);
-    list.ok_or_else(|| ValueError::expected(&what, found()))?.iter().map(string).collect()
+    list_of(value, IndexMatch::MAX_VALUES, "texts such as [node-a]", string)
 }
 
 /// Reads the paths of a view.
@@ -252,32 +249,41 @@ pub(super) fn view_paths(value: &Value) -> Result<Vec<String>, ValueError> {
 
 /// Reads a list of names, none of them empty.
 pub(super) fn names(value: &Value) -> Result<Vec<String>, ValueError> {
-    names_such_as(value, "[informerd]")
+    names_such_as(value, "names such as [informerd]")
 }
 
 pub(super) fn host_names(value: &Value) -> Result<Vec<String>, ValueError> {
-    names_such_as(value, "[informerd.example]")
+    names_such_as(value, "names such as [informerd.example]")
 }
 
 pub(super) fn view_names(value: &Value) -> Result<Vec<String>, ValueError> {
-    names_such_as(value, "[small]")
+    names_such_as(value, "names such as [small]")
+}
+
+fn names_such_as(value: &Value, what: &str) -> Result<Vec<String>, ValueError> {
+    list_of(value, MAX_NAMES, what, checked(string, check_not_empty))
 }
 
 pub(super) fn networks(value: &Value) -> Result<Vec<IpNet>, ValueError> {
-    let network = |text: &String| {
+    list_of(value, MAX_NAMES, "networks such as [10.0.0.0/8]", |value| {
+        let text = text(value)?;
         let address = || text.parse().ok().map(|address: IpAddr| IpNet::from(address.to_canonical()));
         let parsed = text.parse().ok().map(|network: IpNet| network.trunc()).or_else(address);
         parsed.ok_or_else(|| ValueError::expected("an address or a network such as 10.0.0.0/8", quote(text)))
-    };
-    names_such_as(value, "[10.0.0.0/8]")?.iter().map(network).collect()
+    })
 }
 
-fn names_such_as(value: &Value, example: &str) -> Result<Vec<String>, ValueError> {
-    let list = value.as_array().filter(|list| (1..=MAX_NAMES).contains(&list.len()));
+/// Reads a list of at least one value.
+pub(super) fn list_of<T>(
+    value: &Value,
+    most: usize,
+    what: &str,
+    read: impl Fn(&Value) -> Result<T, ValueError>,
+) -> Result<Vec<T>, ValueError> {
+    let list = value.as_array().filter(|list| (1..=most).contains(&list.len()));
     let found = || value.as_array().map_or(found(value), |list| list.len().to_string());
-    let what = format!("a list of 1 to {MAX_NAMES} names such as {example}");
-    let checked = checked(string, check_not_empty);
-    list.ok_or_else(|| ValueError::expected(&what, found()))?.iter().map(checked).collect()
+    let list = list.ok_or_else(|| ValueError::expected(&format!("a list of 1 to {most} {what}"), found()))?;
+    list.iter().map(read).collect()
 }
 
 pub(super) fn check_not_empty(text: &str) -> Result<(), ValueError> {

@@ -209,14 +209,23 @@ mod tests {
     use super::*;
     use crate::config::ServeFlags;
 
-    fn plan(text: &str, file: &str) -> String {
+    /// Loads a configuration with these other keys.
+    fn config(other: &str) -> Config {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("config.yaml");
-        std::fs::write(&path, format!("resources: {{ a: {{ source: {{ files: {{ path: . }} }} }} }}\n{file}")).unwrap();
-        let config = Config::load(&ServeFlags { config: Some(path), ..ServeFlags::default() }).unwrap();
+        std::fs::write(&path, format!("resources: {{ a: {{ source: {{ files: {{ path: . }} }} }} }}\n{other}"))
+            .unwrap();
+        Config::load(&ServeFlags { config: Some(path), ..ServeFlags::default() }).unwrap()
+    }
+
+    fn plan(text: &str, other: &str) -> String {
         let mut out = Vec::new();
-        text.parse::<Plan>().unwrap().print(&config, &mut out).unwrap();
+        text.parse::<Plan>().unwrap().print(&config(other), &mut out).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    fn needs(text: &str) -> Needs {
+        text.parse::<Plan>().unwrap().needs(&config(""), 1.0)
     }
 
     #[test]
@@ -233,15 +242,18 @@ mod tests {
             assert!(plan.contains(&format!("what decides is {reason}")), "{text}: {plan}");
             assert!(plan.contains("one informerd at the upstream"), "{plan}");
         }
+        let text = "subscribers=100000,rate=100,bytes=10,gbit=1000,memory=1000000";
+        let processes = (needs(text).cores / (4.0 * USED)).ceil();
+        let plan = plan(text, "");
+        assert!(plan.contains(&format!("processes: {processes} ")), "{plan}");
+        assert!(plan.contains(&format!("and {} relays", processes + 1.0)), "{plan}");
+        // Half of the subscribers move to the other process.
+        let recovery = text.parse::<Plan>().unwrap().recovery(2.0);
+        assert!((recovery - JITTER - 50_000.0 * (OPENING + CONNECTING) / 4.0).abs() < 1e-9, "{recovery}");
     }
 
     #[test]
     fn a_plan_grows_with_each_of_its_numbers() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("config.yaml");
-        std::fs::write(&path, "resources: { a: { source: { files: { path: . } } } }\n").unwrap();
-        let config = Config::load(&ServeFlags { config: Some(path), ..ServeFlags::default() }).unwrap();
-        let needs = |text: &str| text.parse::<Plan>().unwrap().needs(&config, 1.0);
         let base = needs("subscribers=1000,rate=1,bytes=100,connections=10");
         let more = needs("subscribers=2000,rate=1,bytes=100,connections=10");
         assert!(more.cores > base.cores && more.memory > base.memory);
@@ -250,6 +262,10 @@ mod tests {
         assert!(needs("subscribers=1000,rate=1,bytes=200,connections=10").bits > base.bits);
         let connected = needs("subscribers=1000,rate=1,bytes=100,connections=20");
         assert!(connected.memory > base.memory && connected.cores > base.cores);
+        let idle = needs("subscribers=1000,rate=1,bytes=100,connections=2000");
+        assert!((idle.cores - needs("subscribers=1000,rate=1,bytes=100").cores).abs() < 1e-9, "one event for a watch");
+        let fixed = config("").history.size as f64 + 1024.0 * MIB;
+        assert!(base.memory > fixed && base.memory < fixed + PROCESS + 10.0 * MIB);
         let objects = needs("subscribers=1000,rate=1,bytes=100,connections=10,objects=1");
         assert!((objects.memory - base.memory - CACHED * MIB).abs() < 1.0);
     }
@@ -257,13 +273,8 @@ mod tests {
     /// Points of benches/README.md, on two processors.
     #[test]
     fn measured_points_lie_within_a_quarter_of_the_formula() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("config.yaml");
-        std::fs::write(&path, "resources: { a: { source: { files: { path: . } } } }\n").unwrap();
-        let config = Config::load(&ServeFlags { config: Some(path), ..ServeFlags::default() }).unwrap();
         let near =
             |computed: f64, measured: f64| assert!((computed / measured - 1.0).abs() < 0.25, "{computed} {measured}");
-        let needs = |text: &str| text.parse::<Plan>().unwrap().needs(&config, 1.0);
         let (shared, own) = ("subscribers=100000,connections=1000", "subscribers=16000");
         near(needs(&format!("{shared},rate=1")).cores, 6.16 / 20.0);
         near(needs(&format!("{own},rate=1")).cores, 2.92 / 10.0);

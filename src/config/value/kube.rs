@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{ValueError, found, quote, text};
+use super::{ValueError, checked, found, list_of, quote, string, text};
 use crate::model::{FieldCut, LabelSelector, Path};
 
 /// Longest DNS label and longest DNS subdomain, in bytes.
@@ -24,24 +24,12 @@ pub(crate) fn field_paths(value: &Value) -> Result<FieldCut, ValueError> {
 }
 
 pub(crate) fn namespaces(value: &Value) -> Result<Vec<String>, ValueError> {
-    let list = value.as_array().filter(|list| (1..=MAX_NAMESPACES).contains(&list.len()));
-    let expected = || {
-        let what = format!("expected a list of 1 to {MAX_NAMESPACES} namespaces such as [shop, stock]");
-        ValueError::new(format!(
-            "{what}, found {}",
-            value.as_array().map_or(found(value), |list| list.len().to_string())
-        ))
-    };
-    let mut namespaces = Vec::new();
-    for value in list.ok_or_else(expected)? {
-        let name = text(value)?;
-        check(is_label(name), "a namespace", name)?;
-        if namespaces.iter().any(|earlier| earlier == name) {
-            return Err(ValueError::new(format!("expected each namespace once, found {} again", quote(name))));
-        }
-        namespaces.push(name.to_owned());
+    let name = checked(string, |name| check(is_label(name), "a namespace", name));
+    let names = list_of(value, MAX_NAMESPACES, "namespaces such as [shop, stock]", name)?;
+    match names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
+        Some((_, again)) => Err(ValueError::new(format!("expected each namespace once, found {} again", quote(again)))),
+        None => Ok(names),
     }
-    Ok(namespaces)
 }
 
 /// Reads `auto` or `opaque`.

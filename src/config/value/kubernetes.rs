@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::{
-    ValueError, found,
+    ValueError,
     kube::{check_group, check_plural, check_version},
-    quote, text,
+    list_of, quote, text,
 };
 use crate::model::{ApiKind, ColumnType, Path, PrinterColumn};
 
@@ -47,11 +47,7 @@ const MAX_COLUMNS: usize = 32;
 
 /// Reads a list of `NAME[:TYPE][@wide]=PATH`.
 pub(crate) fn printer_columns(value: &Value) -> Result<Vec<PrinterColumn>, ValueError> {
-    let list = value.as_array().filter(|list| (1..=MAX_COLUMNS).contains(&list.len()));
-    let what = format!("a list of 1 to {MAX_COLUMNS} columns such as [Phase=.status.phase]");
-    let given = || value.as_array().map_or(found(value), |list| list.len().to_string());
-    let list = list.ok_or_else(|| ValueError::expected(&what, given()))?;
-    list.iter().map(|column| printer_column(text(column)?)).collect()
+    list_of(value, MAX_COLUMNS, "columns such as [Phase=.status.phase]", |column| printer_column(text(column)?))
 }
 
 fn printer_column(given: &str) -> Result<PrinterColumn, ValueError> {
@@ -128,6 +124,8 @@ mod tests {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains("such as") || error.contains("field path"), "{text}: {error}");
         }
+        let many = |count| printer_columns(&json!(vec!["A=.a"; count]));
+        assert!(many(MAX_COLUMNS).is_ok() && many(MAX_COLUMNS + 1).is_err());
         assert!(printer_columns(&json!([])).is_err() && printer_columns(&json!("Phase=.a")).is_err());
     }
 

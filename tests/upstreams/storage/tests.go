@@ -13,9 +13,9 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// of makes a test of one that needs a storage alone.
-func of(name string, run func(context.Context, *testing.T, storage.Interface)) testing.InternalTest {
-	return with(name, func(ctx context.Context, t *testing.T, f *fixture) { run(ctx, t, f) })
+// of makes a test of one that needs an interface of the fixture alone.
+func of[S any](name string, run func(context.Context, *testing.T, S)) testing.InternalTest {
+	return with(name, func(ctx context.Context, t *testing.T, f *fixture) { run(ctx, t, any(f).(S)) })
 }
 
 func with(name string, run func(context.Context, *testing.T, *fixture)) testing.InternalTest {
@@ -83,21 +83,15 @@ var tests = []testing.InternalTest{
 	with("ListInconsistentContinuation", func(ctx context.Context, t *testing.T, f *fixture) {
 		storagetesting.RunTestListInconsistentContinuation(ctx, t, f, f.forget)
 	}),
-	with("ListResourceVersionMatch", func(ctx context.Context, t *testing.T, f *fixture) {
-		storagetesting.RunTestListResourceVersionMatch(ctx, t, f)
-	}),
+	of("ListResourceVersionMatch", storagetesting.RunTestListResourceVersionMatch),
 	with("GuaranteedUpdate", func(ctx context.Context, t *testing.T, f *fixture) {
 		storagetesting.RunTestGuaranteedUpdate(ctx, t, f, noKeys)
 	}),
 	of("GuaranteedUpdateWithTTL", storagetesting.RunTestGuaranteedUpdateWithTTL),
-	with("GuaranteedUpdateChecksStoredData", func(ctx context.Context, t *testing.T, f *fixture) {
-		storagetesting.RunTestGuaranteedUpdateChecksStoredData(ctx, t, f)
-	}),
+	of("GuaranteedUpdateChecksStoredData", storagetesting.RunTestGuaranteedUpdateChecksStoredData),
 	of("GuaranteedUpdateWithConflict", storagetesting.RunTestGuaranteedUpdateWithConflict),
 	of("GuaranteedUpdateWithSuggestionAndConflict", storagetesting.RunTestGuaranteedUpdateWithSuggestionAndConflict),
-	with("TransformationFailure", func(ctx context.Context, t *testing.T, f *fixture) {
-		storagetesting.RunTestTransformationFailure(ctx, t, f)
-	}),
+	of("TransformationFailure", storagetesting.RunTestTransformationFailure),
 	with("Stats", func(ctx context.Context, t *testing.T, f *fixture) {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.SizeBasedListCostEstimate, false)
 		storagetesting.RunTestStats(ctx, t, f, codecs.LegacyCodec(examplev1.SchemeGroupVersion), f.transformer, false)
@@ -116,10 +110,8 @@ var tests = []testing.InternalTest{
 	of("DeleteTriggerWatch", storagetesting.RunTestDeleteTriggerWatch),
 	of("WatchFromNonZero", storagetesting.RunTestWatchFromNonZero),
 	of("DelayedWatchDelivery", storagetesting.RunTestDelayedWatchDelivery),
-	with("WatchError", func(ctx context.Context, t *testing.T, f *fixture) { storagetesting.RunTestWatchError(ctx, t, f) }),
-	with("WatchWithUnsafeDelete", func(ctx context.Context, t *testing.T, f *fixture) {
-		storagetesting.RunTestWatchWithUnsafeDelete(ctx, t, f)
-	}),
+	of("WatchError", storagetesting.RunTestWatchError),
+	of("WatchWithUnsafeDelete", storagetesting.RunTestWatchWithUnsafeDelete),
 	of("WatchContextCancel", storagetesting.RunTestWatchContextCancel),
 	of("WatcherTimeout", storagetesting.RunTestWatcherTimeout),
 	of("WatchDeleteEventObjectHaveLatestRV", storagetesting.RunTestWatchDeleteEventObjectHaveLatestRV),
