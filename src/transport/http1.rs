@@ -80,6 +80,7 @@ pub(super) async fn drive<T, S, B>(
         io,
         current: Arc::clone(&current),
         stuck: None,
+        has_timed_out: false,
         timeout: config.progress_timeout,
         stalled: config.stalled.clone(),
         peer: peer.peer,
@@ -209,6 +210,7 @@ struct TimedIo<T> {
     current: Current,
     /// Timeout of what is to be written; set while the socket is full.
     stuck: Option<Pin<Box<Sleep>>>,
+    has_timed_out: bool,
     timeout: Duration,
     stalled: Counter,
     peer: Peer,
@@ -216,9 +218,9 @@ struct TimedIo<T> {
 }
 
 impl<T: Io> TimedIo<T> {
-    /// Records the end of the stream if the client has taken nothing for too long, or does not answer the kernel's probes.
-    fn fails(&self, error: &io::Error) {
-        if error.kind() != io::ErrorKind::TimedOut {
+    /// Records the end of the stream, once, if the client has taken nothing for too long, or does not answer the kernel's probes.
+    fn fails(&mut self, error: &io::Error) {
+        if error.kind() != io::ErrorKind::TimedOut || std::mem::replace(&mut self.has_timed_out, true) {
             return;
         }
         let is_stuck = self.stuck.is_some();
@@ -305,5 +307,62 @@ impl<T: Io> AsyncWrite for TimedIo<T> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    /// Stream whose peer takes nothing, and whose kernel reports that.
+    struct Stalled;
+
+    impl Io for Stalled {
+        fn tcp(&self) -> Option<&TcpStream> {
+            None
+        }
+    }
+
+    impl AsyncRead for Stalled {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+        }
+    }
+
+    impl AsyncWrite for Stalled {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Pending
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stalled_connection_counts_once() {
+        let stalled = Counter::default();
+        let mut io = TimedIo {
+            io: Stalled,
+            current: Current::default(),
+            stuck: None,
+            has_timed_out: false,
+            timeout: Duration::from_secs(1),
+            stalled: stalled.clone(),
+            peer: Peer::Tcp(SocketAddr::from(([127, 0, 0, 1], 7))),
+            ends: Arc::default(),
+        };
+        let written = poll_fn(|cx| Pin::new(&mut io).poll_write(cx, b"x")).await;
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        poll_fn(|cx| Pin::new(&mut io).poll_read(cx, &mut ReadBuf::new(&mut []))).await.unwrap_err();
+        assert_eq!(stalled.get(), 1);
     }
 }

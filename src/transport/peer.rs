@@ -220,6 +220,12 @@ mod tests {
         let forwarded = Peer::Forwarded { client: [127, 0, 0, 1].into(), by_local: true };
         for (peer, is_local) in [(Peer::Tcp(local), true), (Peer::Proxy(local), false), (forwarded, false)] {
             assert_eq!(peer.is_local(), is_local, "{peer:?}");
+            #[cfg(feature = "kubernetes-api")]
+            assert!(peer.is_over_loopback(), "{peer:?}: as a browser");
         }
+        let trusted = TrustedPeers::from_iter(["127.0.0.0/8".parse().unwrap()]);
+        let headers =
+            HeaderMap::from_iter([(http::HeaderName::from_static(FORWARDED_FOR), "127.0.0.1".parse().unwrap())]);
+        assert_eq!(ConnectionPeer::new(Peer::Tcp(local), &trusted).of_call(&headers), forwarded);
     }
 }
