@@ -299,10 +299,9 @@ impl<F: Frame> Writer<F> {
             Some(version) => live.broadcaster.subscribe_after(subscribe, version),
             None => live.broadcaster.subscribe(subscribe),
         });
-        let snapshot = match start {
-            Start::Complete => live.indexer.snapshot_before(&history.ahead()),
-            Start::Now | Start::After(_) | Start::AfterOffset(_) => live.indexer.snapshot(),
-        };
+        let few = (*start == Start::Complete).then(|| history.ahead()).filter(|ahead| ahead.len() <= CYCLE_DELTAS);
+        let complete = few.map(|ahead| live.indexer.snapshot_before(&ahead).at_safe_version());
+        let snapshot = complete.unwrap_or_else(|| live.indexer.snapshot());
         Ok(Joined { snapshot, backlog, cursor, history_id: self.shared.history_id.load(Ordering::Acquire) })
     }
 

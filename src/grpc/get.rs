@@ -52,7 +52,7 @@ enum Stage {
 }
 
 /// Answers Get.
-pub(super) async fn get(service: &Service, mut request: pb::GetRequest, call: Call) -> Result<GetBody, ApiError> {
+pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) -> Result<GetBody, ApiError> {
     let wanted = Wanted {
         operation: Operation::Get,
         resource: &request.resource,
@@ -63,8 +63,8 @@ pub(super) async fn get(service: &Service, mut request: pb::GetRequest, call: Ca
         view: request.view.as_ref(),
     };
     let Access { resource, mut format, .. } = service.access(&call, wanted).await?;
-    let pb::GetRequest { min_resource_version, resource_version_match, history, .. } = &mut request;
-    let at = AtVersion::parse("min_resource_version", min_resource_version, *resource_version_match, history)?;
+    let (version, matching) = (&request.min_resource_version, request.resource_version_match);
+    let at = AtVersion::parse("min_resource_version", version, matching, request.history)?;
     let key = query::key("name", &request.namespace, &request.name)?;
     service.quotas().call(&call)?;
     let caller = call.caller();

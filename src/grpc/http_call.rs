@@ -4,7 +4,7 @@
 mod listing;
 mod most_recent;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use http::Request;
 use tonic::{Code, Status};
@@ -18,7 +18,7 @@ use super::{
     call::Call,
     layer::span_of,
     metrics::RpcObserver,
-    past::{AtVersion, PastVersion},
+    past::AtVersion,
     peers::{PeerCall, RequestCharge},
     query,
     resource::ServedResource,
@@ -183,6 +183,11 @@ impl HttpCall {
         self.outcome
     }
 
+    /// Limits the time to wait for a version.
+    pub(crate) fn waits_at_most(&mut self, wait: Duration) {
+        self.call.wait = self.call.wait.min(wait);
+    }
+
     /// Counts a refusal, and records it as the end of the call.
     pub(crate) fn refuse(&mut self, refusal: &ApiError) {
         let status = self.service.metrics().refuse(refusal);
@@ -257,14 +262,9 @@ impl HttpCall {
         whole(access)
     }
 
-    /// Checks the right to a list.
-    pub(crate) async fn check_list(&self, wanted: ObjectsWanted<'_>) -> Result<(), ApiError> {
-        self.access(Operation::List, wanted, "").await.map(drop)
-    }
-
-    /// Checks the right to a watch.
-    pub(crate) async fn check_watch(&self, wanted: ObjectsWanted<'_>) -> Result<(), ApiError> {
-        self.access(Operation::Watch, wanted, "").await.map(drop)
+    /// Checks the right to an operation.
+    pub(crate) async fn check(&self, operation: Operation, wanted: ObjectsWanted<'_>) -> Result<(), ApiError> {
+        self.access(operation, wanted, "").await.map(drop)
     }
 
     /// Opens a watch whose events are lines.
@@ -286,25 +286,20 @@ impl HttpCall {
         Listing::begin(access, request, self.call.clone()).await
     }
 
-    /// Returns an object, at a version or later, or (if it is of a history, by its name or the empty one for the present) at exactly
-    /// it; and the part of it that the caller may read.
+    /// Returns an object, and the part of it that the caller may read.
     pub(crate) async fn get(
         &self,
         wanted: ObjectsWanted<'_>,
-        name: &str,
-        version: Option<(ResourceVersion, Option<String>)>,
+        request: pb::GetRequest,
     ) -> Result<(Arc<Object>, PayloadFormat), ApiError> {
-        let Access { resource, format, .. } = self.access(Operation::Get, wanted, name).await?;
-        let key = query::key("name", wanted.namespace, name)?;
+        let Access { resource, format, .. } = self.access(Operation::Get, wanted, &request.name).await?;
+        let key = query::key("name", wanted.namespace, &request.name)?;
         self.service.quotas().call(&self.call)?;
         if let Some(audited) = &self.call.audited {
             audited.reads(Some(&key), None, &format);
         }
-        let at = match version {
-            None => AtVersion::Any,
-            Some((version, None)) => AtVersion::NotOlderThan(version),
-            Some((version, Some(history))) => AtVersion::Exact(PastVersion { version, history }),
-        };
+        let (version, matching) = (&request.min_resource_version, request.resource_version_match);
+        let at = AtVersion::parse("resourceVersion", version, matching, request.history)?;
         let (object, ..) = self.service.read(&resource, &key, &at, &self.call).await?;
         let object = object.ok_or_else(|| ApiError::object(&resource.name, &key))?;
         if let Some(audited) = &self.call.audited {

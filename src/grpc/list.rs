@@ -213,8 +213,8 @@ async fn answer(
     )
     .await?;
     let Access { service, resource, mut format, .. } = access;
-    let pb::ListRequest { min_resource_version, resource_version_match, history, .. } = &mut request;
-    let at = AtVersion::parse("min_resource_version", min_resource_version, *resource_version_match, history)?;
+    let pb::ListRequest { min_resource_version: version, resource_version_match: matching, history, .. } = &mut request;
+    let at = AtVersion::parse("min_resource_version", version, *matching, std::mem::take(history))?;
     let key = like.as_ref().map(|like| &like.key);
     let rights = (call.user(), &selection.namespaces);
     let query = service.pages().query_hash(&("List", resource.calls.id(), request.encode_to_vec(), key, rights));

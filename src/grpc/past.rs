@@ -66,14 +66,13 @@ pub(super) struct Difference {
 // === impl AtVersion ===
 
 impl AtVersion {
-    /// Parses the version of a request, which `field` has, and takes its history.
+    /// Parses the version of a request, which `field` has.
     pub(super) fn parse(
         field: &'static str,
         text: &str,
         version_match: i32,
-        history: &mut String,
+        history: String,
     ) -> Result<Self, ApiError> {
-        let history = std::mem::take(history);
         let version = query::version(field, text)?;
         let invalid = |message: String| {
             let field = "resource_version_match";

@@ -98,6 +98,7 @@ mod tests {
             ),
             ("application/json;as=Table;v=v1beta1;g=meta.k8s.io, application/json", Some(Form::Object)),
             (partial, Some(Form::Metadata)),
+            ("application/json;as=Table;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io", Some(Form::Metadata)),
             ("application/vnd.kubernetes.protobuf,application/json", Some(Form::Object)),
             ("*/*", Some(Form::Object)),
             ("", Some(Form::Object)),

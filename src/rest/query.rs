@@ -78,8 +78,12 @@ impl Query {
     /// Returns true if a list is that at exactly a version: as in Kubernetes, also one with pages that does not say how its version
     /// matches.
     pub(super) fn lists_exactly(&self) -> bool {
-        let is_version = !["", "0"].contains(&&*self.resource_version);
-        self.is_exact() || (self.version_match.is_empty() && self.limit > 0 && is_version)
+        self.is_exact() || (self.version_match.is_empty() && self.limit > 0 && !self.is_any_version())
+    }
+
+    /// Returns true if the client names no version.
+    pub(super) fn is_any_version(&self) -> bool {
+        ["", "0"].contains(&&*self.resource_version)
     }
 
     /// Checks that the parameters fit together, and that this server has them: in the order of Kubernetes, as clients get the first
@@ -90,7 +94,7 @@ impl Query {
         LabelSelector::parse(&self.label_selector).map_err(|error| invalid("labelSelector", &error))?;
         FieldSelector::parse(&self.field_selector).map_err(|error| invalid("fieldSelector", &error))?;
         let forbidden = |is_so: bool, field, message| is_so.then(|| Cause::forbidden(field, message));
-        let (is_matching, is_any) = (!version_match.is_empty(), ["", "0"].contains(&&**resource_version));
+        let (is_matching, is_any) = (!version_match.is_empty(), self.is_any_version());
         let (is_initial, is_continued) = (self.sends_initial_events.is_some(), !token.is_empty());
         let supported: &[&str] = if self.is_watch { &[NOT_OLDER_THAN] } else { &[EXACT, NOT_OLDER_THAN, ""] };
         let is_other = is_matching && !supported.contains(&&**version_match);
@@ -175,6 +179,13 @@ mod tests {
         assert!(query.is_watch && query.allows_bookmarks);
         assert_eq!(query.label_selector, "app=web,tier in (a)");
         assert_eq!((query.limit, query.timeout_seconds, query.sends_initial_events), (0, 7, Some(false)));
+        assert_eq!(Query::parse("limit=5&limit=6").unwrap().limit, 5);
+        let one = "limit=x&watch=1&resourceVersion=7&resourceVersionMatch=Exact&includeObject=None";
+        let one = Query::parse_get(one).unwrap();
+        assert_eq!(
+            (one.is_watch, one.is_exact(), &*one.resource_version, &*one.include_object),
+            (false, true, "7", "None")
+        );
         assert!(!Query::parse("watch=False").unwrap().is_watch && !Query::parse("").unwrap().is_watch);
     }
 

@@ -1,10 +1,9 @@
 //! Get, list and watch of the objects of one kind.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderValue, Request, header};
-use prost_types::Duration;
 use tracing::Instrument;
 
 use super::{
@@ -20,7 +19,7 @@ use crate::{
     auth::Operation,
     grpc::{ApiError, HttpCall, HttpMethod, LineOptions, ObjectsWanted, ServedResource},
     model::{ApiKind, ResourceVersion, excerpt},
-    proto::{BookmarkLines, LineFormat, pb},
+    proto::{BookmarkLines, LineFormat, duration_message, pb},
     transport::RequestBody,
 };
 
@@ -28,8 +27,10 @@ use crate::{
 const MIN_WATCH_SECONDS: u64 = 1800;
 /// Longest time of a watch.
 const MAX_WATCH_SECONDS: u64 = 86_400;
-/// Interval of bookmarks, in seconds.
-const BOOKMARK_SECONDS: i64 = 30;
+/// Longest wait for a version that is not reached yet, as in Kubernetes.
+const MAX_FRESH_WAIT: Duration = Duration::from_secs(3);
+/// Interval of bookmarks.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(30);
 /// End of each event of a watch.
 const LINE_END: &[u8] = b"\n";
 
@@ -76,6 +77,9 @@ async fn read(
     let form = form.including(&query.include_object)?;
     if objects.name.is_empty() {
         query.check()?;
+    }
+    if !query.is_any_version() {
+        call.waits_at_most(MAX_FRESH_WAIT);
     }
     let headers = request.headers();
     let reader = Reader { rest, resource: &resource, kind: &kind, objects, query: &query, headers, form };
@@ -166,12 +170,13 @@ impl Reader<'_> {
     async fn get(&self, call: &HttpCall) -> Result<Read, Refused> {
         // The rights come first: nobody else makes the upstream confirm anything.
         let refused = |refusal| Refused::Refusal(refusal, "get");
-        let (min_version, warning) = match call.get(self.wanted(), &self.objects.name, None).await {
+        let mut request = pb::GetRequest { name: self.objects.name.clone(), ..Default::default() };
+        let (version, warning) = match call.get(self.wanted(), request.clone()).await {
             Ok(_) | Err(ApiError::ObjectNotFound { .. }) => self.min_version(call).await?,
             Err(refusal) => return Err(refused(refusal)),
         };
-        let version = min_version.map(|version| (version, self.query.is_exact().then(String::new)));
-        let (object, payload) = call.get(self.wanted(), &self.objects.name, version).await.map_err(refused)?;
+        (request.min_resource_version, request.resource_version_match) = at(version, self.query.is_exact());
+        let (object, payload) = call.get(self.wanted(), request).await.map_err(refused)?;
         let mut buffer = BytesMut::new();
         self.encoder().object(&object, payload, &mut buffer);
         Ok(Read { body: ReadBody::Object(buffer.freeze()), warning })
@@ -193,13 +198,10 @@ impl Reader<'_> {
         };
         let mut warning = None;
         if token.is_empty() {
-            call.check_list(self.wanted()).await.map_err(refused)?;
+            call.check(Operation::List, self.wanted()).await.map_err(refused)?;
             let (version, found) = self.min_version(call).await?;
             warning = found;
-            request.min_resource_version = version.map(|version| version.to_string()).unwrap_or_default();
-            if self.query.lists_exactly() {
-                request.resource_version_match = pb::ResourceVersionMatch::Exact.into();
-            }
+            (request.min_resource_version, request.resource_version_match) = at(version, self.query.lists_exactly());
         }
         let listing = call.list(self.wanted(), request).await.map_err(refused)?;
         let list = ListBody::begin(
@@ -225,8 +227,8 @@ impl Reader<'_> {
             label_selector: label_selector.clone(),
             field_selector: field_selector.clone(),
             shard: self.query.shard.as_ref().map(Into::into),
-            timeout: Some(Duration { seconds: seconds.cast_signed(), nanos: 0 }),
-            bookmark_interval: Some(Duration { seconds: BOOKMARK_SECONDS, nanos: 0 }),
+            timeout: duration_message(Duration::from_secs(seconds)),
+            bookmark_interval: duration_message(BOOKMARK_INTERVAL),
             ..Default::default()
         };
         let mut warning = None;
@@ -241,34 +243,37 @@ impl Reader<'_> {
             // The objects are those at the version of the bookmark that ends them, also if a later one is open: client-go's detector of
             // inconsistencies compares the two.
             request.complete_initial_events = sends_initial_events == Some(true);
-            call.check_watch(self.wanted()).await.map_err(refused)?;
+            call.check(Operation::Watch, self.wanted()).await.map_err(refused)?;
             let (version, found) = self.min_version(call).await?;
             warning = found;
-            request.min_resource_version = version.map(|version| version.to_string()).unwrap_or_default();
+            (request.min_resource_version, _) = at(version, false);
         }
         let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
         let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
         let options = LineOptions { bookmarks, has_objects_only: true, last: None };
-        // A version that is not reached yet has no longer than the watch.
-        let seconds = std::time::Duration::from_secs(seconds);
-        let watch = call.watch(self.wanted(), &request, (LineFormat(lines), options));
-        let failure = match tokio::time::timeout(seconds, watch).await {
-            Ok(Ok(watch)) => return Ok(Read { body: ReadBody::Watch(watch, LINE_END), warning }),
+        let body = match call.watch(self.wanted(), &request, (LineFormat(lines), options)).await {
+            Ok(watch) => ReadBody::Watch(watch, LINE_END),
             // As in Kubernetes, a version is refused by an event: clients such as client-go's RetryWatcher begin a watch again and again
             // that is refused as a whole.
-            Ok(Err(refusal @ (ApiError::VersionExpired { .. } | ApiError::VersionTooLarge { .. }))) => {
+            Err(refusal @ (ApiError::VersionExpired { .. } | ApiError::VersionTooLarge { .. })) => {
                 call.refuse(&refusal);
-                Failure::of(&refusal, None)
+                ReadBody::Refused(format!("{}\n", Failure::of(&refusal, None).to_event()).into())
             }
-            Ok(Err(refusal)) => return Err(refused(refusal)),
-            Err(_) => Failure::too_large(resource_version),
+            Err(refusal) => return Err(refused(refusal)),
         };
-        Ok(Read { body: ReadBody::Refused(format!("{}\n", failure.to_event()).into()), warning })
+        Ok(Read { body, warning })
     }
 
     fn encoder(&self) -> Encoder {
         Encoder::new(self.kind.clone(), self.form)
     }
+}
+
+/// Returns a version as a request of gRPC has it, with the value of `ResourceVersionMatch`.
+fn at(version: Option<ResourceVersion>, is_exact: bool) -> (String, i32) {
+    use pb::ResourceVersionMatch::{Exact, Unspecified};
+    let matching = if is_exact && version.is_some() { Exact } else { Unspecified };
+    (version.map(|version| version.to_string()).unwrap_or_default(), matching.into())
 }
 
 /// Parses a version, of which only decimals are served here, also with zeros before them.

@@ -17,8 +17,9 @@ use super::{
     status::Failure,
 };
 use crate::{
+    auth::Operation,
     grpc::{ApiError, HttpCall, HttpMethod, LineOptions, ObjectsWanted},
-    model::{ResourceVersion, Shard, excerpt},
+    model::{Shard, excerpt},
     proto::{self, BookmarkLines, LineFormat, pb},
     transport::RequestBody,
 };
@@ -93,16 +94,20 @@ async fn begin(
     let has_bodies = !is_metadata;
     match read {
         ResourceRead::Get(namespace, name) => {
-            let at = parameters.at()?;
+            let (min_resource_version, resource_version_match, history) = parameters.at()?;
             parameters.end()?;
             let wanted = ObjectsWanted { resource, namespace, is_metadata };
-            let (object, payload) = call.get(wanted, name, at).await?;
+            let name = name.clone();
+            let request =
+                pb::GetRequest { name, min_resource_version, resource_version_match, history, ..Default::default() };
+            let (object, payload) = call.get(wanted, request).await?;
             let mut buffer = BytesMut::new();
             events::put_object(&object, object.version(), (payload, has_bodies), &mut buffer);
             Ok(ReadBody::Object(buffer.freeze()))
         }
         ResourceRead::List => {
-            let mut request = pb::ListRequest {
+            let (min_resource_version, resource_version_match, history) = parameters.at()?;
+            let request = pb::ListRequest {
                 resource: resource.clone(),
                 namespace: parameters.take("namespace"),
                 label_selector: parameters.take("labelSelector"),
@@ -111,15 +116,11 @@ async fn begin(
                 shard: parameters.shard()?,
                 page_size: parameters.number("limit")?,
                 page_token: parameters.take("continue"),
+                min_resource_version,
+                resource_version_match,
+                history,
                 ..Default::default()
             };
-            if let Some((version, exact_history)) = parameters.at()? {
-                request.min_resource_version = version.to_string();
-                if let Some(history) = exact_history {
-                    request.resource_version_match = pb::ResourceVersionMatch::Exact.into();
-                    request.history = history;
-                }
-            }
             parameters.end()?;
             let namespace = &request.namespace.clone();
             let listing = call.list(ObjectsWanted { resource, namespace, is_metadata }, request).await?;
@@ -165,7 +166,7 @@ async fn watch(
     }
     let namespace = &request.namespace.clone();
     let wanted = ObjectsWanted { resource, namespace, is_metadata };
-    call.check_watch(wanted).await?;
+    call.check(Operation::Watch, wanted).await?;
     let served = rest.service.resources().find(|served| served.name == resource);
     let served = served.ok_or_else(|| Refused::Failure(Failure::not_found()))?;
     let policy = match queue.policy() {
@@ -240,29 +241,25 @@ impl Parameters {
         policy.ok_or_else(|| bad_request(&unknown()))
     }
 
-    /// Takes the version of a read, and, if it is exactly that one, the name of its history, which is empty for the present one.
-    fn at(&mut self) -> Result<Option<(ResourceVersion, Option<String>)>, Refused> {
+    /// Takes the version of a read, as gRPC has it: with the value of `ResourceVersionMatch`, and the history.
+    fn at(&mut self) -> Result<(String, i32, String), Refused> {
         let (version, matching) = (self.take("resourceVersion"), self.take("resourceVersionMatch"));
-        let is_exact = match &*matching {
-            "" | "NotOlderThan" => false,
-            "Exact" => true,
+        let version_match = match &*matching {
+            "" | "NotOlderThan" => pb::ResourceVersionMatch::Unspecified,
+            "Exact" => pb::ResourceVersionMatch::Exact,
             other => {
                 let other = excerpt(other);
                 let message = format!("resourceVersionMatch: unknown value {other:?}; known: NotOlderThan, Exact");
                 return Err(bad_request(&message));
             }
         };
-        if version.is_empty() {
-            return if matching.is_empty() {
-                Ok(None)
-            } else {
-                Err(bad_request("resourceVersionMatch needs resourceVersion"))
-            };
+        if version.is_empty() && !matching.is_empty() {
+            return Err(bad_request("resourceVersionMatch needs resourceVersion"));
         }
         // An exact version may be the id of an event, which has its history.
-        let (number, history) = version.split_once(';').filter(|_| is_exact).unwrap_or((&*version, ""));
-        let parsed = number.parse().map_err(|error| bad_request(&format!("resourceVersion: {error}")))?;
-        Ok(Some((parsed, is_exact.then(|| history.to_owned()))))
+        let has_history = version_match == pb::ResourceVersionMatch::Exact;
+        let (version, history) = version.split_once(';').filter(|_| has_history).unwrap_or((&*version, ""));
+        Ok((version.to_owned(), version_match.into(), history.to_owned()))
     }
 
     /// Checks that nothing is left.

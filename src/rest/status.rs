@@ -11,10 +11,8 @@ use crate::{grpc::ApiError, model::ApiKind, proto::pb};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Failure {
     code: u16,
-    reason: &'static str,
     message: String,
     details: Value,
-    retry_after: Option<u32>,
 }
 
 /// Cause of an invalid request.
@@ -34,6 +32,24 @@ pub(super) struct About<'a> {
     pub(super) name: &'a str,
     pub(super) user: Option<&'a str>,
 }
+
+/// Codes of HTTP, their reasons in Kubernetes, and the codes of gRPC that they stand for; the first of several is that of such an error.
+const CODES: &[(u16, &str, Code)] = &[
+    (400, "BadRequest", Code::InvalidArgument),
+    (401, "Unauthorized", Code::Unauthenticated),
+    (403, "Forbidden", Code::PermissionDenied),
+    (404, "NotFound", Code::NotFound),
+    (405, "MethodNotAllowed", Code::InvalidArgument),
+    (406, "NotAcceptable", Code::InvalidArgument),
+    (410, "Expired", Code::OutOfRange),
+    (422, "Invalid", Code::InvalidArgument),
+    (429, "TooManyRequests", Code::ResourceExhausted),
+    (503, "ServiceUnavailable", Code::Unavailable),
+    (504, "Timeout", Code::DeadlineExceeded),
+];
+const INTERNAL: &(u16, &str, Code) = &(500, "InternalError", Code::Internal);
+/// Field of the details of an error after which a client retries, in seconds.
+const RETRY: &str = "retryAfterSeconds";
 
 // === impl Cause ===
 
@@ -66,58 +82,41 @@ impl About<'_> {
 // === impl Failure ===
 
 impl Failure {
-    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: json!({}), retry_after: None }
+    fn new(code: u16, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), details: json!({}) }
     }
 
-    fn retrying(self) -> Self {
-        Self { retry_after: Some(1), details: json!({ "retryAfterSeconds": 1 }), ..self }
+    fn retrying(mut self) -> Self {
+        self.details[RETRY] = json!(1);
+        self
     }
 
     pub(super) fn not_found() -> Self {
-        Self::new(404, "NotFound", "the server could not find the requested resource")
+        Self::new(404, "the server could not find the requested resource")
     }
 
     pub(super) fn unknown_namespace() -> Self {
-        Self::new(403, "Forbidden", "namespaces are not served here: whether there is one of this name is not known")
+        Self::new(403, "namespaces are not served here: whether there is one of this name is not known")
     }
 
     pub(super) fn bad_request(message: &str) -> Self {
-        Self::new(400, "BadRequest", message)
+        Self::new(400, message)
     }
 
     pub(super) fn not_acceptable() -> Self {
-        let message = "only the following media types are accepted: application/json";
-        Self::new(406, "NotAcceptable", message)
+        Self::new(406, "only the following media types are accepted: application/json")
     }
 
     pub(super) fn method_not_allowed() -> Self {
-        Self::new(
-            405,
-            "MethodNotAllowed",
-            "the server does not allow this method on the requested resource: it is read-only",
-        )
+        Self::new(405, "the server does not allow this method on the requested resource: it is read-only")
     }
 
     pub(super) fn forbidden_host() -> Self {
-        let message = "the host is not a name of this server: use localhost or its address";
-        Self::new(403, "Forbidden", message)
+        Self::new(403, "the host is not a name of this server: use localhost or its address")
     }
 
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
-        Self::new(503, "ServiceUnavailable", message).retrying()
-    }
-
-    pub(super) fn expired(message: impl Into<String>) -> Self {
-        Self::new(410, "Expired", message)
-    }
-
-    /// Creates the error of a version that is not reached in time.
-    pub(super) fn too_large(version: &str) -> Self {
-        let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
-        let details = json!({ "causes": [cause], "retryAfterSeconds": 1 });
-        let message = format!("Timeout: Too large resource version: {version}");
-        Self { details, retry_after: Some(1), ..Self::new(504, "Timeout", message) }
+        Self::new(503, message).retrying()
     }
 
     /// Creates the error of parameters that do not fit together.
@@ -131,7 +130,7 @@ impl Failure {
             .collect();
         let details = json!({ "group": "meta.k8s.io", "kind": "ListOptions", "causes": causes });
         let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {text}");
-        Self { details, ..Self::new(422, "Invalid", message) }
+        Self { details, ..Self::new(422, message) }
     }
 
     /// Creates the error of a caller without a right.
@@ -150,77 +149,66 @@ impl Failure {
             kind.plural,
             kind.group
         );
-        Self { details: about.details(), ..Self::new(403, "Forbidden", message) }
+        Self { details: about.details(), ..Self::new(403, message) }
+    }
+
+    fn row(&self) -> &'static (u16, &'static str, Code) {
+        CODES.iter().find(|(code, ..)| *code == self.code).unwrap_or(INTERNAL)
     }
 
     /// Returns the gRPC code that the error stands for, in metrics and in the audit log.
     pub(super) fn grpc_code(&self) -> Code {
-        match self.code {
-            400 | 406 | 422 => Code::InvalidArgument,
-            401 => Code::Unauthenticated,
-            403 => Code::PermissionDenied,
-            404 => Code::NotFound,
-            405 => Code::Unimplemented,
-            410 => Code::OutOfRange,
-            429 => Code::ResourceExhausted,
-            503 => Code::Unavailable,
-            504 => Code::DeadlineExceeded,
-            _ => Code::Internal,
-        }
+        self.row().2
     }
 
     /// Converts the refusal of a call.
     pub(super) fn of(refusal: &ApiError, about: Option<About<'_>>) -> Self {
-        let status = refusal.to_status();
-        let message = status.message().to_owned();
-        match refusal {
-            ApiError::ObjectNotFound { .. } => {
-                let Some(about) = about else { return Self::new(404, "NotFound", message) };
+        match (refusal, about) {
+            (ApiError::ObjectNotFound { .. }, Some(about)) => {
                 let message = format!("{} {:?} not found", full_name(about.kind), about.name);
-                Self { details: about.details(), ..Self::new(404, "NotFound", message) }
+                Self { details: about.details(), ..Self::new(404, message) }
             }
-            ApiError::VersionTooLarge { wanted, current } => Self::too_large(&format!("{wanted}, current: {current}")),
-            ApiError::PageTokenExpired => Self::expired(
+            (ApiError::VersionTooLarge { wanted, current }, _) => {
+                let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
+                let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
+                Self { details: json!({ "causes": [cause] }), ..Self::new(504, message) }.retrying()
+            }
+            (ApiError::PageTokenExpired, _) => Self::new(
+                410,
                 "The provided continue parameter is too old to display a consistent list result. You must start a new list without \
                  the continue parameter.",
             ),
-            ApiError::VersionExpired { .. } if about.is_some_and(|about| about.verb == "list") => {
-                Self::expired("The resourceVersion for the provided list is too old.")
+            (ApiError::Invalid { field: "page_token", .. }, _) => {
+                Self::bad_request("continue key is not valid: it is of no list with these parameters")
             }
-            ApiError::VersionExpired { wanted: Some(wanted), oldest, .. } => {
-                Self::expired(format!("too old resource version: {wanted} ({oldest})"))
+            (ApiError::VersionExpired { .. }, Some(About { verb: "list", .. })) => {
+                Self::new(410, "The resourceVersion for the provided list is too old.")
+            }
+            (ApiError::VersionExpired { wanted: Some(wanted), oldest, .. }, _) => {
+                Self::new(410, format!("too old resource version: {wanted} ({oldest})"))
             }
             // The caller learns the same whether there is such a resource or not.
-            ApiError::AccessDenied { .. } => match about {
-                Some(about) => Self::forbidden(about),
-                None => Self::new(403, "Forbidden", message),
-            },
-            ApiError::CredentialsMissing | ApiError::CredentialsInvalid | ApiError::CredentialsExpired => {
-                Self::new(401, "Unauthorized", "Unauthorized")
+            (ApiError::AccessDenied { .. }, Some(about)) => Self::forbidden(about),
+            _ => {
+                let status = refusal.to_status();
+                Self::of_code(status.code(), status.message().to_owned())
             }
-            _ => Self::of_code(status.code(), message),
         }
     }
 
     /// Converts a status by its code.
-    fn of_code(code: Code, message: String) -> Self {
-        match code {
-            Code::InvalidArgument => Self::new(400, "BadRequest", message),
-            Code::NotFound => Self::new(404, "NotFound", message),
-            Code::OutOfRange => Self::expired(message),
-            Code::PermissionDenied => Self::new(403, "Forbidden", message),
-            Code::Unauthenticated => Self::new(401, "Unauthorized", "Unauthorized"),
-            Code::ResourceExhausted => Self::new(429, "TooManyRequests", message).retrying(),
-            Code::DeadlineExceeded => Self::new(504, "Timeout", message),
-            Code::Unavailable => Self::unavailable(message),
-            _ => Self::new(500, "InternalError", message),
+    fn of_code(of: Code, message: String) -> Self {
+        match CODES.iter().find(|(_, _, code)| *code == of).unwrap_or(INTERNAL) {
+            (401, reason, _) => Self::new(401, *reason),
+            (code @ (429 | 503), ..) => Self::new(*code, message).retrying(),
+            (code, ..) => Self::new(*code, message),
         }
     }
 
     /// Converts the last message of a watch; `None` for an end after which a client resumes with its version, as after any other.
     pub(super) fn of_watch(message: &pb::WatchResponse) -> Option<Self> {
         if message.r#type() == pb::EventType::Dropped {
-            return Some(Self::expired("events were dropped because the client did not keep up: list again"));
+            return Some(Self::new(410, "events were dropped because the client did not keep up: list again"));
         }
         let error = message.error.as_ref()?;
         let code = Code::from_i32(error.code);
@@ -229,7 +217,7 @@ impl Failure {
 
     /// Returns the object.
     pub(super) fn to_json(&self) -> Value {
-        let Self { code, reason, message, details, .. } = self;
+        let (Self { code, message, details }, (_, reason, _)) = (self, self.row());
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": message, "reason": reason, "code": code,
@@ -249,7 +237,7 @@ impl Failure {
         let status = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = body::json(status, &self.to_json());
         let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after {
+        if let Some(seconds) = self.details[RETRY].as_u64() {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if status == StatusCode::UNAUTHORIZED {
@@ -289,7 +277,7 @@ mod tests {
         let about = About { kind: &kind, verb: "get", namespace: "shop", name: "web", user: Some("eve") };
         let of = |refusal: ApiError| {
             let failure = Failure::of(&refusal, Some(about));
-            (failure.code, failure.reason, failure.message.clone(), failure.to_json())
+            (failure.code, failure.row().1, failure.message.clone(), failure.to_json())
         };
         let key = ObjectKey::new("shop", "web").unwrap();
         let (code, reason, message, json) = of(ApiError::object("web", &key));
@@ -304,7 +292,10 @@ mod tests {
         let too_large = ApiError::VersionTooLarge { wanted: version(9), current: "3".to_owned() };
         let (code, reason, message, json) = of(too_large);
         assert_eq!((code, reason, &*message), (504, "Timeout", "Timeout: Too large resource version: 9, current: 3"));
-        assert_eq!(json["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+        assert_eq!(
+            (&json["details"]["causes"][0]["reason"], &json["details"][RETRY]),
+            (&json!("ResourceVersionTooLarge"), &json!(1))
+        );
         let expired = ApiError::VersionExpired { wanted: Some(version(1)), oldest: version(5), current: version(7) };
         assert_eq!(of(expired.clone()).2, "too old resource version: 1 (5)");
         let of_list = Failure::of(&expired, Some(About { verb: "list", ..about }));
@@ -317,10 +308,14 @@ mod tests {
             (ApiError::NotSynced { resource: "x".to_owned(), last_error: None }, 503, "ServiceUnavailable"),
             (ApiError::SlowConsumer { after: version(1) }, 429, "TooManyRequests"),
             (ApiError::request("x"), 400, "BadRequest"),
+            (ApiError::NotImplemented { what: "x" }, 500, "InternalError"),
             (ApiError::Internal, 500, "InternalError"),
         ] {
-            let found = of(refusal);
+            let found = of(refusal.clone());
             assert_eq!((found.0, found.1), (code, reason), "{}", found.2);
+            let headers = Failure::of(&refusal, None).into_response().into_parts().0.headers;
+            let has = [header::RETRY_AFTER, header::WWW_AUTHENTICATE].map(|name| headers.contains_key(name));
+            assert_eq!(has, [[429, 503].contains(&code), code == 401], "{}", found.2);
         }
     }
 

@@ -7,16 +7,16 @@ use std::sync::{
 };
 
 use informerd::{
-    cache::ResourceEventHandlerFuncs,
+    cache::{Delta, ResourceEventHandlerFuncs},
     client::{Client, Informer, InformerError, Query, ReadError},
-    model::{IndexFunc, Object},
+    model::{Event, IndexFunc, Object, ResourceVersion},
     proto::pb,
     testing::{self, FakeSource},
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::sandbox::DEADLINE;
+use crate::sandbox::{DEADLINE, Sandbox, pod, pod_at};
 
 fn object(name: &str, count: usize) -> Value {
     json!({ "metadata": { "name": name, "labels": { "app": "web" } }, "count": count })
@@ -103,6 +103,28 @@ async fn a_version_is_waited_for_if_it_can_be_compared() {
     timeout(DEADLINE, informer.stop()).await.unwrap();
     let far = source.version().next().next().to_string();
     assert_eq!(informer.read_after(&far).await.unwrap_err(), ReadError::Ended(InformerError::Stopped));
+}
+
+#[tokio::test]
+async fn a_version_is_waited_for_until_no_more_changes_come_at_it() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let client = Client::connect(&sandbox.address().parse().unwrap()).await.unwrap();
+    let informer = Informer::builder(&client, &Query::of("pods")).start().unwrap();
+    timeout(DEADLINE, informer.wait_synced()).await.unwrap().unwrap();
+    let open = ResourceVersion::decimal(5);
+    let events = vec![Event::Modified(pod_at("shop", "b", "", &open))];
+    sandbox.say(Delta::Changes { events: events.into(), closes: false }).await;
+    let has_b = async {
+        while informer.snapshot().list().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(DEADLINE, has_b).await.unwrap();
+    let waiting = informer.read_after("5");
+    tokio::pin!(waiting);
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    sandbox.push(Event::Modified(pod_at("shop", "c", "", &open.next()))).await;
+    assert!(timeout(DEADLINE, waiting).await.unwrap().unwrap().list().len() >= 2);
 }
 
 #[tokio::test]

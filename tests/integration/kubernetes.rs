@@ -335,6 +335,18 @@ async fn an_object_is_read_with_its_version() {
 }
 
 #[tokio::test]
+async fn objects_of_the_cluster_are_in_no_namespace() {
+    let most_recent = Some(MostRecent::new(|at| Box::pin(async { Ok(at) })));
+    let kind = ApiKind { namespaced: false, ..kind() };
+    let kubernetes = Some(Arc::new(KubernetesApi { kind, is_discovered: false, most_recent }));
+    let sandbox = Sandbox::start_with(Options { kubernetes, ..Options::default() }, vec![pod("", "a", "")]).await;
+    let (address, _server) = serve(&sandbox, false).await;
+    for (path, code) in [(PODS, 200), ("/api/v1/pods/a", 200), ("/api/v1/namespaces/shop/pods", 404)] {
+        assert_eq!(ask(address, "GET", path, &[], "").await.code, code, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn a_list_has_items_without_a_type_and_pages() {
     let objects = [("a", "1"), ("a", "2"), ("b", "3"), ("b", "4"), ("b", "5")];
     let api = Api::start(&objects).await;
@@ -363,7 +375,8 @@ async fn a_list_has_items_without_a_type_and_pages() {
         5,
         "any version has no pages"
     );
-    assert_eq!(api.get(&format!("{PODS}?continue=bad")).await.failure().0, 400);
+    let bad = api.get(&format!("{PODS}?continue=bad")).await.json();
+    assert!(bad["code"] == 400 && bad["message"].as_str().unwrap().starts_with("continue key is not valid"), "{bad}");
     assert_eq!(
         api.get(&format!("/api/v1/namespaces/b/pods?limit=2&continue={token}")).await.failure().0,
         400,
@@ -382,7 +395,7 @@ async fn versions_are_those_of_the_request() {
     api.sandbox.put("shop", "a", "").await;
     let version = ResourceVersion::decimal(2);
     api.sandbox.reached(&version).await;
-    for query in ["resourceVersion=1", "resourceVersion=0", "resourceVersion=2&resourceVersionMatch=Exact"] {
+    for query in ["resourceVersion=1", "resourceVersion=0", "resourceVersion=02&resourceVersionMatch=Exact"] {
         assert_eq!(api.get(&format!("{PODS}?{query}")).await.json()["metadata"]["resourceVersion"], "2", "{query}");
     }
     let past = api.get(&format!("{PODS}?resourceVersion=1&resourceVersionMatch=Exact")).await.json();
@@ -392,7 +405,9 @@ async fn versions_are_those_of_the_request() {
     let one = "/api/v1/namespaces/shop/pods/a";
     let got = api.get(&format!("{one}?resourceVersion=1&resourceVersionMatch=Exact")).await.json();
     assert_eq!(got["metadata"]["resourceVersion"], "1");
-    assert_eq!(api.get(&format!("{one}?resourceVersion=1")).await.json()["metadata"]["resourceVersion"], "2");
+    for query in ["resourceVersion=1", "resourceVersion=0&resourceVersionMatch=Exact", "resourceVersionMatch=Exact"] {
+        assert_eq!(api.get(&format!("{one}?{query}")).await.json()["metadata"]["resourceVersion"], "2", "{query}");
+    }
     assert_eq!(api.get(&format!("{PODS}?resourceVersion=x")).await.failure(), (400, "BadRequest".to_owned()));
     let invalid = api.get(&format!("{PODS}?resourceVersionMatch=Exact")).await;
     assert_eq!(invalid.failure(), (422, "Invalid".to_owned()));
@@ -422,11 +437,24 @@ async fn the_pages_of_an_earlier_version_are_of_that_version() {
 
 #[tokio::test(start_paused = true)]
 async fn a_version_that_is_not_reached_is_a_timeout_with_a_cause() {
-    let api = Api::start(&[]).await;
-    let late = api.get(&format!("{PODS}?resourceVersion=9")).await;
-    assert_eq!(late.failure(), (504, "Timeout".to_owned()));
-    assert_eq!(late.json()["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
-    assert!(late.head.contains("retry-after: 1"), "{}", late.head);
+    let api = Api::start(&[("shop", "a")]).await;
+    let one = "/api/v1/namespaces/shop/pods/a";
+    for (target, seconds) in [
+        (format!("{PODS}?resourceVersion=9"), 3),
+        (format!("{PODS}?resourceVersion=9&resourceVersionMatch=Exact"), 3),
+        (format!("{one}?resourceVersion=9"), 3),
+        (format!("{PODS}?{WATCH_LIST}&resourceVersion=9"), 3),
+        (format!("{PODS}?watch=1&resourceVersion=9&timeoutSeconds=7"), 7),
+    ] {
+        let begun = tokio::time::Instant::now();
+        let late = api.get(&target).await;
+        assert_eq!(begun.elapsed().as_secs(), seconds, "{target}");
+        let json = late.json();
+        let status = if late.code == 200 { &json["object"] } else { &json };
+        assert_eq!((&status["code"], &status["reason"]), (&json!(504), &json!("Timeout")), "{target}");
+        assert_eq!(status["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+        assert!(late.code == 200 || late.head.contains("retry-after: 1"), "{}", late.head);
+    }
 }
 
 #[tokio::test]
@@ -457,7 +485,8 @@ async fn a_watch_without_bookmarks_has_none() {
     assert_eq!(watch.words(1).await, ["ADDED a @1"]);
     api.sandbox.put("shop", "b", "").await;
     assert_eq!(watch.words(1).await, ["ADDED b @2"]);
-    let mut selected = api.watch("watch=1&resourceVersion=1&fieldSelector=metadata.name%3Db").await;
+    let longest = "timeoutSeconds=9223372036854775807";
+    let mut selected = api.watch(&format!("watch=1&resourceVersion=1&fieldSelector=metadata.name%3Db&{longest}")).await;
     assert_eq!(selected.words(1).await, ["ADDED b @2"]);
 }
 
@@ -662,7 +691,12 @@ fn authorized(directory: &TempDir) -> Options {
 #[tokio::test]
 async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
     let directory = TempDir::new().unwrap();
-    let most_recent = MostRecent::new(|at| Box::pin(async { Ok(at) }));
+    let asked = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&asked);
+    let most_recent = MostRecent::new(move |at| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async { Ok(at) })
+    });
     let api = Api::with(authorized(&directory), most_recent, false, &[("shop", "a"), ("other", "b")]).await;
     let by = async |token: &str, target: &str| {
         let bearer = format!("Bearer {token}");
@@ -670,6 +704,7 @@ async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
     };
     assert_eq!(by("all", PODS).await.names(), ["b", "a"]);
     assert_eq!(by("shop", "/api/v1/namespaces/shop/pods").await.names(), ["a"]);
+    let before = asked.load(Ordering::Relaxed);
     for path in [
         PODS.to_owned(),
         format!("{PODS}?watch=1&resourceVersion=0"),
@@ -683,7 +718,10 @@ async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
         assert_eq!(unknown.failure(), (401, "Unauthorized".to_owned()), "{path}");
         assert_eq!(api.get(&path).await.failure().0, 401, "{path}: without a token");
     }
+    assert_eq!(asked.load(Ordering::Relaxed), before, "nobody else makes the upstream confirm anything");
     assert_eq!(by("none", "/api/v1/things").await.failure().0, 403, "nobody learns what there is");
+    let watch = by("none", "/api/v1/things?watch=1").await.json();
+    assert!(watch["message"].as_str().unwrap().contains("cannot watch resource \"things\""), "{watch}");
     assert_eq!(by("all", "/api/v1/things").await.failure().0, 403);
     let message = by("shop", PODS).await.json()["message"].as_str().unwrap().to_owned();
     assert!(

@@ -3,13 +3,16 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use informerd::{
-    cache::Delta,
+    cache::{Delta, List},
     model::{Event, ResourceVersion},
     proto::pb::{self, EventType, ResourceVersionMatch},
 };
 use tonic::{Code, Request, Status};
 
-use crate::sandbox::{Options, Sandbox, pod, pod_at, raw, reason};
+use crate::{
+    kubernetes::{ask, serve},
+    sandbox::{Options, Sandbox, next, pod, pod_at, raw, reason, watch_pods, words},
+};
 
 const EXACT: i32 = ResourceVersionMatch::Exact as i32;
 
@@ -17,6 +20,18 @@ fn list_at(version: &str) -> pb::ListRequest {
     pb::ListRequest {
         resource: "pods".to_owned(),
         format: pb::PayloadFormat::Raw.into(),
+        min_resource_version: version.to_owned(),
+        resource_version_match: EXACT,
+        ..Default::default()
+    }
+}
+
+/// Returns a request for the pod "shop/a".
+fn get_at(version: &str) -> pb::GetRequest {
+    pb::GetRequest {
+        resource: "pods".to_owned(),
+        namespace: "shop".to_owned(),
+        name: "a".to_owned(),
         min_resource_version: version.to_owned(),
         resource_version_match: EXACT,
         ..Default::default()
@@ -131,14 +146,7 @@ async fn a_lookup_and_a_get_of_a_version_have_its_objects() {
         assert_eq!(chunk.resource_version, request.min_resource_version);
     }
     assert_eq!(reason(&client.by_index(by_index("2", "", "c")).await.unwrap_err()), "OBJECT_NOT_FOUND");
-    let get = |name: &str, version: &str| pb::GetRequest {
-        resource: "pods".to_owned(),
-        namespace: "shop".to_owned(),
-        name: name.to_owned(),
-        min_resource_version: version.to_owned(),
-        resource_version_match: EXACT,
-        ..Default::default()
-    };
+    let get = |name: &str, version: &str| pb::GetRequest { name: name.to_owned(), ..get_at(version) };
     for (name, version, expected) in
         [("a", "1", "shop/a@1"), ("a", "4", "shop/a@2"), ("b", "3", "shop/b@1"), ("c", "5", "shop/c@5")]
     {
@@ -186,15 +194,7 @@ async fn versions_without_a_state_are_refused() {
         let status = listed(&sandbox, list_at(version)).await.unwrap_err();
         assert_eq!(reason(&status), expected, "{version}: {status}");
         let mut client = sandbox.client().await;
-        let get = pb::GetRequest {
-            resource: "pods".to_owned(),
-            namespace: "shop".to_owned(),
-            name: "a".to_owned(),
-            min_resource_version: version.to_owned(),
-            resource_version_match: EXACT,
-            ..Default::default()
-        };
-        assert_eq!(reason(&client.get(get).await.unwrap_err()), expected, "{version}");
+        assert_eq!(reason(&client.get(get_at(version)).await.unwrap_err()), expected, "{version}");
         status
     };
     for (version, what) in [("4", "inside a batch"), ("7", "inside a relist"), ("x.5", "another lineage")] {
@@ -250,7 +250,118 @@ async fn states_of_the_past_are_limited_in_number() {
         open.pop();
     });
     waited.unwrap();
-    drop((open, present));
+    // A watch is limited where it begins with such a state: while more changes may come at its version, and there are many.
+    let complete = pb::WatchRequest { complete_initial_events: true, ..watch_pods() };
+    open.push(client.list(list_at("3")).await.unwrap());
+    drop(client.watch(complete.clone()).await.unwrap());
+    let opens = async |number: u128, count: usize| {
+        let at = ResourceVersion::decimal(number);
+        let events = (0..count).map(|name| Event::Modified(pod_at("shop", &format!("d{name:03}"), "", &at)));
+        sandbox.say(Delta::Changes { events: events.collect(), closes: false }).await;
+        sandbox.reached(&at).await;
+    };
+    opens(7, 1).await;
+    let mut few = client.watch(complete.clone()).await.unwrap().into_inner();
+    let mut begins = Vec::new();
+    for _ in 0..4 {
+        begins.push(words(&next(&mut few).await));
+    }
+    assert_eq!(begins, ["ADDED INITIAL a", "ADDED INITIAL c", "BOOKMARK @6", "ADDED d000 @6"]);
+    opens(9, 100).await;
+    let status = client.watch(complete.clone()).await.unwrap_err();
+    assert_eq!(reason(&status), "TOO_MANY_PAST_STATES");
+    open.clear();
+    let mut watches = Vec::new();
+    for _ in 0..2 {
+        let mut watch = client.watch(complete.clone()).await.unwrap().into_inner();
+        let mut seen = Vec::new();
+        for _ in 0..5 {
+            seen.push(words(&next(&mut watch).await));
+        }
+        let d = "ADDED INITIAL d000";
+        assert_eq!(seen, ["ADDED INITIAL a", "ADDED INITIAL c", d, "BOOKMARK @8", "MODIFIED d000 @8"]);
+        watches.push(watch);
+    }
+    drop((watches, present));
+}
+
+/// The list of the new history is at the version that the request waits for.
+#[tokio::test(start_paused = true)]
+async fn a_version_of_a_history_that_is_rewritten_while_a_request_waits_is_not_read() {
+    for method in ["list", "get", "changes", "http list", "http get"] {
+        let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+        let (address, _server) = serve(&sandbox, false).await;
+        let mut client = sandbox.in_process();
+        let present = client.list(pb::ListRequest { resource: "pods".to_owned(), ..Default::default() }).await.unwrap();
+        let history = present.into_inner().message().await.unwrap().unwrap().history;
+        let (run, number) = history.split_once('.').unwrap();
+        let other = format!("{run}.{}", number.parse::<u64>().unwrap() + 1);
+        let other = pb::ListRequest { history: other, ..list_at("9") };
+        let begun = tokio::time::Instant::now();
+        assert_eq!(reason(&client.list(other).await.unwrap_err()), "HISTORY_CHANGED");
+        assert!(begun.elapsed() < Duration::from_secs(1), "without waiting for the version");
+        let query = format!("resourceVersion=9;{history}&resourceVersionMatch=Exact");
+        let read = async {
+            match method {
+                "list" => {
+                    client.list(pb::ListRequest { history, ..list_at("9") }).await.map(drop).map_err(|it| reason(&it))
+                }
+                "changes" => client
+                    .changes(pb::ChangesRequest { history, ..changes("1", "9") })
+                    .await
+                    .map(drop)
+                    .map_err(|it| reason(&it)),
+                "get" => {
+                    let get = pb::GetRequest { history, ..get_at("9") };
+                    client.get(get).await.map(drop).map_err(|it| reason(&it))
+                }
+                _ => {
+                    let path = if method == "http get" { "/v1/pods/shop/a" } else { "/v1/pods" };
+                    let answer = ask(address, "GET", &format!("{path}?{query}"), &[], "").await;
+                    let message = answer.json()["message"].to_string();
+                    if message.contains("history was rewritten") { Err("HISTORY_CHANGED".to_owned()) } else { Ok(()) }
+                }
+            }
+        };
+        let (read, ()) = tokio::join!(read, async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let version = ResourceVersion::decimal(9);
+            let other = vec![pod_at("shop", "a", r#""is":"another""#, &version)];
+            sandbox.say(Delta::HistoryRewritten(List::new(other, version))).await;
+        });
+        assert_eq!(read, Err("HISTORY_CHANGED".to_owned()), "{method}");
+    }
+}
+
+/// The list of the new history is at the version that the request reads.
+#[tokio::test(start_paused = true)]
+async fn a_version_of_a_history_that_is_rewritten_while_a_request_waits_for_its_turn_is_not_read() {
+    for method in ["list", "get", "changes"] {
+        let sandbox = shop_with(Options { peer_share: 25, ..Options::default() }).await;
+        let mut client = sandbox.in_process();
+        let mut open = Vec::new();
+        for _ in 0..4 {
+            open.push(client.list(list_at("3")).await.unwrap());
+        }
+        let present = client.list(pb::ListRequest { resource: "pods".to_owned(), ..Default::default() }).await.unwrap();
+        let history = present.into_inner().message().await.unwrap().unwrap().history;
+        let read = async {
+            match method {
+                "list" => client.list(pb::ListRequest { history, ..list_at("3") }).await.map(drop),
+                "changes" => client.changes(pb::ChangesRequest { history, ..changes("3", "3") }).await.map(drop),
+                _ => client.get(pb::GetRequest { history, ..get_at("3") }).await.map(drop),
+            }
+        };
+        let (read, ()) = tokio::join!(read, async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let version = ResourceVersion::decimal(3);
+            let other = vec![pod_at("shop", "a", r#""is":"another""#, &version)];
+            sandbox.say(Delta::HistoryRewritten(List::new(other, version))).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            open.clear();
+        });
+        assert_eq!(reason(&read.unwrap_err()), "HISTORY_CHANGED", "{method}");
+    }
 }
 
 #[tokio::test]

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use informerd::{
-    config::ServeFlags,
+    config::{ListenAddr, ServeFlags},
     proto::pb::{self, informer_service_client::InformerServiceClient},
 };
 use tempfile::TempDir;
 use tonic::{Request, Status, Streaming, transport::Channel};
 
-use crate::served::Served;
+use crate::{kubernetes::send, served::Served};
 
 /// Starts a server of which a peer may have two of eight watches.
 async fn start(limits: &str) -> Served {
@@ -17,7 +17,7 @@ async fn start(limits: &str) -> Served {
     std::fs::create_dir(directory.path().join("pods")).unwrap();
     std::fs::write(directory.path().join("pods/a.yaml"), "kind: Pod\nmetadata: { name: a }\n").unwrap();
     let config = format!(
-        "watch: {{ max_watchers: 8 }}\nlimits: {{ peer_share: 25{limits} }}\n\
+        "watch: {{ max_watchers: 8 }}\nlimits: {{ peer_share: 25{limits} }}\nkubernetes: {{ listen: '127.0.0.1:0' }}\n\
          resources:\n  pods:\n    source: {{ files: {{ path: pods }} }}\n"
     );
     let path = directory.path().join("config.yml");
@@ -62,6 +62,13 @@ async fn each_client_of_a_trusted_proxy_has_a_share_of_its_own() {
         let refused = watch(&mut client, values).await.unwrap_err();
         assert!(refused.message().contains("limits.peer_share"), "{values:?}: {refused:?}");
     }
+    let Some(ListenAddr::Tcp(address)) = served.kubernetes.clone() else { panic!("a TCP address") };
+    for (client_of_proxy, code) in [("192.0.2.1", "429"), ("192.0.2.4", "200")] {
+        let headers = [("X-Forwarded-For", client_of_proxy)];
+        let (_stream, head) = send(address, "GET", "/v1/pods/watch", &headers, "").await;
+        assert_eq!(head.split(' ').nth(1), Some(code), "{client_of_proxy}: {head}");
+    }
+    served.until(|resource| resource.watchers == 4).await;
     // Clients that the proxy does not name have no share.
     for _ in 0..4 {
         open.push(watch(&mut client, &[]).await.unwrap());

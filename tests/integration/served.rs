@@ -22,6 +22,7 @@ use crate::sandbox::DEADLINE;
 pub(crate) struct Served {
     pub(crate) shutdown: CancellationToken,
     pub(crate) address: String,
+    pub(crate) kubernetes: Option<ListenAddr>,
     directory: TempDir,
     pub(crate) admin: String,
     running: tokio::task::JoinHandle<()>,
@@ -44,10 +45,10 @@ impl Served {
         let app = App::start(config).await.unwrap();
         let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
         let (address, admin) = (format!("http://{address}"), app.admin_address().unwrap().to_string());
-        let shutdown = CancellationToken::new();
+        let (kubernetes, shutdown) = (app.kubernetes_address(), CancellationToken::new());
         let token = shutdown.clone();
         let running = tokio::spawn(async move { app.run(token.cancelled_owned()).await.unwrap() });
-        Self { shutdown, address, directory, admin, running }
+        Self { shutdown, address, kubernetes, directory, admin, running }
     }
 
     pub(crate) async fn client(&self) -> InformerServiceClient<Channel> {

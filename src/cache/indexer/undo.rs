@@ -32,6 +32,11 @@ impl Snapshot {
         self.offset
     }
 
+    /// Returns the state as that of its last complete version, without whose later changes it is.
+    pub(in crate::cache) fn at_safe_version(self) -> Self {
+        Self { applied: AppliedVersion::closed(self.applied.safe().clone()), ..self }
+    }
+
     /// Returns the state at a complete version, in which these objects were as given; `None` stands for one that did not exist.
     /// `replaced` is the cost of all changes since.
     pub(in crate::cache) fn with_earlier<'a>(

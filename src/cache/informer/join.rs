@@ -13,7 +13,8 @@ use crate::{
 pub enum Start {
     /// Version at the moment of joining.
     Now,
-    /// Last complete version: the snapshot is the state at it, and the backlog has the changes above it.
+    /// Last complete version: the backlog has the changes above it. The snapshot is the state at it, unless there are many of them:
+    /// then it is that of now, as its version shows.
     Complete,
     /// Strictly after this version.
     After(ResourceVersion),

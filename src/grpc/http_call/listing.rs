@@ -87,13 +87,10 @@ impl Listing {
         call: Call,
     ) -> Result<Self, ApiError> {
         let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
-        let version = std::mem::take(&mut request.min_resource_version);
-        let at = AtVersion::parse(
-            "resourceVersion",
-            &version,
-            std::mem::take(&mut request.resource_version_match),
-            &mut request.history,
-        )?;
+        let (version, history) =
+            (std::mem::take(&mut request.min_resource_version), std::mem::take(&mut request.history));
+        let matching = std::mem::take(&mut request.resource_version_match);
+        let at = AtVersion::parse("resourceVersion", &version, matching, history)?;
         let caller = call.caller();
         let parts = Parts {
             namespace: &request.namespace,

@@ -60,7 +60,8 @@ impl Service {
         let (namespace, name) = shown.object.clone().unzip();
         let selection = Selection { namespace, name, labels, ..Selection::default() };
         let has_bodies = bodies && !resource.is_secret && shown.object.is_some();
-        let history = resource.informer.snapshot().map_or(0, |snapshot| snapshot.history_id());
+        // If it begins anew before the changes are read, the next answer has all of them again.
+        let history = resource.informer.history_id();
         let after = shown.after.and_then(|(of, offset)| (of == history).then_some(offset));
         let is_shown = |change: &Change| selection.transition(change).is_some();
         let RecentChanges { changes, offset, has_gap } =

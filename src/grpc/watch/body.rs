@@ -41,6 +41,7 @@ use crate::{
     model::{MAX_MESSAGE_BYTES, Namespaces, ResourceVersion},
     proto::{BookmarkLines, pb},
     transport::{Chunk, Room, UNKNOWN},
+    turns::FairPermit,
     watch::{Frames, Subscribe, TooLarge},
 };
 
@@ -110,6 +111,8 @@ pub(super) struct Opened {
     pub(super) watcher: WatcherEntry,
     pub(super) stream_quota: QuotaPermit,
     pub(super) bulk_quota: QuotaPermit,
+    /// Permit of a state of the past, with which the watch begins.
+    pub(super) permit: Option<FairPermit>,
     pub(super) open_view: Option<Box<OpenView>>,
 }
 
@@ -144,7 +147,7 @@ impl WatchBody {
         };
         let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined, after);
         let initial = has_initial_events.then(|| {
-            let held = resource.calls.snapshots().hold(&snapshot, watcher.stream());
+            let held = resource.calls.snapshots().hold(&snapshot, watcher.stream()).with_permit(opened.permit);
             let events = InitialEvents::new(snapshot, watch.subscribe(), &service, opened.has_batches).holding(held);
             let permit = service.bulk_scheduler().begin(watcher.caller());
             Box::new(Initial { events, permit, _quota: opened.bulk_quota })

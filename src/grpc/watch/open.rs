@@ -10,6 +10,7 @@ use super::{
         call::Call,
         frame::WireFrame,
         opening::OpeningSlot,
+        past::{AtVersion, PastVersion, ReadState},
         query::{self, Parts},
         resource::ServedResource,
         service::Service,
@@ -22,7 +23,8 @@ use crate::{
     auth::Operation,
     cache::{InformerHandle, JoinError, Joined, Start},
     model::{ResourceVersion, Selection},
-    proto::{self, BookmarkLines, pb},
+    proto::{self, BookmarkLines, ObjectFormat, pb},
+    turns::FairPermit,
     watch::{MAX_QUEUE_LENGTH, QueueOptions, Subscribe},
 };
 #[cfg(feature = "kubernetes-api")]
@@ -108,7 +110,8 @@ pub(in super::super) async fn open_lines(
     let Some(from) = query::version("resource_version", &request.resource_version)? else {
         return join_with(access, request, queue, options, call).await;
     };
-    let from = resume_point(service, &resource, from).await?;
+    let future_wait = future_wait(service, &access.format, duration("timeout", request.timeout)?);
+    let from = resume_point(service, &resource, from, future_wait).await?;
     let request = pb::WatchRequest { resource_version: from.to_string(), ..request.clone() };
     join_with(access, &request, queue, options, call).await
 }
@@ -138,9 +141,10 @@ async fn resume_point(
     service: &Service,
     resource: &ServedResource,
     from: ResourceVersion,
+    future_wait: Duration,
 ) -> Result<ResourceVersion, ApiError> {
     service.can_replace(resource, &from)?;
-    service.reached(resource, Some(&from), service.config().future_wait).await?;
+    service.reached(resource, Some(&from), future_wait).await?;
     let before = from.previous();
     // Only for its backlog: it is dropped at once.
     let subscribe = Subscribe {
@@ -196,7 +200,8 @@ async fn join_with(
     let timeout = duration("timeout", request.timeout)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
 
-    let is_complete = request.complete_initial_events && begin == Begin::InitialEvents;
+    let complete = (request.complete_initial_events && begin == Begin::InitialEvents).then(|| call.clone());
+    let future_wait = future_wait(service, &format, timeout);
     let selection = Arc::new(selection);
     let stream_quota = service.quotas().stream(&call)?;
     let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
@@ -226,8 +231,9 @@ async fn join_with(
     let subscribe =
         Subscribe { selection, format, queue, client: caller.client(), initial_events: begin != Begin::Bookmark };
     let opening = subscription.as_ref().map(|place| &*place.opening);
-    let at = JoinAt { from, min_version, history: &request.history, wait, is_complete, opening };
-    let joined = at.join(service, &resource, &subscribe).await.inspect_err(|refusal| watcher.ends(refusal))?;
+    let at = JoinAt { from, min_version, history: &request.history, wait, future_wait, complete, opening };
+    let joined = at.join(service, &resource, &subscribe).await;
+    let (joined, permit) = joined.inspect_err(|refusal| watcher.ends(refusal))?;
     #[cfg(feature = "kubernetes-api")]
     let joined = options.after_last(joined, &resource, &request.history);
     tracing::debug!(
@@ -252,8 +258,15 @@ async fn join_with(
         watcher,
         stream_quota,
         bulk_quota,
+        permit,
         open_view,
     }))
+}
+
+/// Returns the maximum time to wait for the version that a client has: over another protocol than gRPC, no longer than the watch.
+fn future_wait(service: &Service, format: &ObjectFormat, timeout: Option<Duration>) -> Duration {
+    let timeout = timeout.filter(|_| format.lines.is_some());
+    timeout.unwrap_or(Duration::MAX).min(service.config().future_wait)
 }
 
 /// Place at which a watch joins.
@@ -263,10 +276,11 @@ struct JoinAt<'a> {
     min_version: Option<ResourceVersion>,
     /// History of that version.
     history: &'a str,
-    /// Maximum time to wait for the first list.
+    /// Maximum time to wait for the first list, and for the version that the client has.
     wait: Duration,
-    /// True if the initial events are those of a complete version.
-    is_complete: bool,
+    future_wait: Duration,
+    /// Call whose initial events are those of a complete version.
+    complete: Option<Call>,
     /// Part of the openings of its stream, on which others must not wait for this one.
     opening: Option<&'a OpeningSlot>,
 }
@@ -278,8 +292,8 @@ impl JoinAt<'_> {
         service: &Service,
         resource: &ServedResource,
         subscribe: &Subscribe<WireFrame>,
-    ) -> Result<Joined<WireFrame>, ApiError> {
-        let Self { from, min_version, history, wait, is_complete, opening } = self;
+    ) -> Result<(Joined<WireFrame>, Option<FairPermit>), ApiError> {
+        let Self { from, min_version, history, wait, future_wait, complete, opening } = self;
         let is_same = |history_id: u64| {
             let is_another = from.is_some() && resource.informer.is_another_history(history, history_id);
             if is_another { Err(ApiError::HistoryRewritten) } else { Ok(()) }
@@ -295,12 +309,22 @@ impl JoinAt<'_> {
         waits(opening, wait, |wait| service.snapshot(resource, min_version.as_ref(), wait)).await?;
         let start = match &from {
             Some(from) => Start::After(from.clone()),
-            None if is_complete => Start::Complete,
+            None if complete.is_some() => Start::Complete,
             None => Start::Now,
         };
-        let joined = join(service, resource, start, subscribe, opening).await?;
+        let joined = join(service, resource, start, subscribe, (opening, future_wait)).await?;
         is_same(joined.history_id)?;
-        Ok(joined)
+        let version = joined.snapshot.safe_version();
+        let Some(call) = complete.filter(|_| version != joined.snapshot.version()) else { return Ok((joined, None)) };
+        // More changes may come at the open version: the state before them is one of the past.
+        let history = resource.informer.history(joined.history_id, None);
+        let at = &AtVersion::Exact(PastVersion { version: version.clone(), history });
+        let read = waits(opening, wait, |wait| {
+            let call = Call { wait, ..call.clone() };
+            async move { service.state(resource, at, &call).await }
+        });
+        let ReadState { snapshot, permit } = read.await?;
+        Ok((Joined { snapshot: Arc::unwrap_or_clone(snapshot), ..joined }, permit))
     }
 }
 
@@ -331,7 +355,7 @@ async fn join(
     resource: &ServedResource,
     start: Start,
     subscribe: &Subscribe<WireFrame>,
-    opening: Option<&OpeningSlot>,
+    (opening, future_wait): (Option<&OpeningSlot>, Duration),
 ) -> Result<Joined<WireFrame>, ApiError> {
     let from = match &start {
         Start::After(from) => Some(from),
@@ -341,7 +365,6 @@ async fn join(
         match (resource.informer.join(start.clone(), subscribe.clone()).await, from) {
             (Ok(joined), _) => return Ok(joined),
             (Err(JoinError::TooLarge { .. }), Some(from)) => {
-                let future_wait = service.config().future_wait;
                 waits(opening, future_wait, |wait| service.reached(resource, Some(from), wait)).await?;
             }
             (Err(error), _) => {
