@@ -23,6 +23,7 @@ mod apiserver;
 #[allow(dead_code, reason = "the tests use the rest")]
 #[path = "../tests/upstreams/etcd.rs"]
 mod etcd;
+mod pods;
 #[path = "../tests/upstreams/port.rs"]
 mod port;
 mod running;
@@ -36,7 +37,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{TryStreamExt, future::join_all};
+use futures_util::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -47,11 +48,11 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    apiserver::{ADMIN, ApiServer, ask, owned},
+    apiserver::{ADMIN, ApiServer, owned},
+    pods::fill,
     port::free_address,
     running::{Running, synced},
 };
@@ -75,9 +76,7 @@ struct Cost {
 
 const DEADLINE: Duration = Duration::from_secs(300);
 const OBJECTS: usize = 20_000;
-const WRITERS: usize = 12;
 const REPETITIONS: usize = 5;
-const PODS: &str = "/api/v1/namespaces/a/pods";
 const FOLLOWERS: [Follower; 3] = [Follower::Informerd, Follower::Typed, Follower::Dynamic];
 const STREAMED: &str = "streamed";
 const PAGED: &str = "paged";
@@ -106,7 +105,7 @@ fn main() -> ExitCode {
 async fn compare(objects: usize) {
     let mut apiserver = ApiServer::start().await;
     let started = Instant::now();
-    fill(&apiserver, objects).await;
+    fill(&apiserver, 0..objects).await;
     println!("{objects} pods written in {:.0} s", started.elapsed().as_secs_f64());
     let (listed, kept) = json_bytes(&apiserver).await;
     let (listed, kept) = (listed as f64 / objects as f64, kept as f64 / objects as f64);
@@ -160,40 +159,6 @@ fn print(mode: &str, costs: &[Vec<Cost>], objects: usize, kept: f64) {
             );
         }
     }
-}
-
-/// Creates the objects over many connections at once.
-async fn fill(apiserver: &ApiServer, objects: usize) {
-    let writing = (0..WRITERS).map(async |writer| {
-        let client = apiserver.impatient_client().await;
-        for at in (writer..objects).step_by(WRITERS) {
-            ask(&client, "POST", PODS, Some(&pod(at))).await.unwrap();
-        }
-    });
-    join_all(writing).await;
-}
-
-/// Returns a pod of a Deployment as its controller would write it; 2 KiB are unique to it.
-fn pod(at: usize) -> Value {
-    let (app, revision) = (format!("service-{}", at / 20), format!("{:08x}", at / 20 * 2_654_435_761 % (1 << 32)));
-    let owner = json!({ "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{app}-{revision}"),
-        "uid": format!("00000000-0000-4000-8000-{:012x}", at / 20), "controller": true, "blockOwnerDeletion": true });
-    let environment: Vec<Value> =
-        (0..8).map(|n| json!({ "name": format!("SETTING_{n}"), "value": format!("value-{n}-of-{app}") })).collect();
-    let probe = |path: &str| json!({ "httpGet": { "path": path, "port": 8080 }, "periodSeconds": 10 });
-    let container = |name: &str| {
-        json!({ "name": name, "image": format!("registry.example.com/team/{app}/{name}:1.{}.0", at % 7),
-            "ports": [{ "name": "http", "containerPort": 8080 }], "env": environment,
-            "resources": { "requests": { "cpu": "100m", "memory": "128Mi" }, "limits": { "memory": "256Mi" } },
-            "readinessProbe": probe("/readyz"), "livenessProbe": probe("/livez"),
-            "volumeMounts": [{ "name": "config", "mountPath": "/etc/app", "readOnly": true }] })
-    };
-    let metadata = json!({ "name": format!("{app}-{revision}-{at:05}"), "ownerReferences": [owner],
-        "labels": { "app": app, "pod-template-hash": revision, "team": format!("team-{}", at % 30) },
-        "annotations": { "example.com/config-hash": revision.repeat(8) } });
-    let spec = json!({ "containers": [container("main"), container("sidecar")], "nodeName": format!("node-{}", at % 200),
-        "volumes": [{ "name": "config", "configMap": { "name": format!("{app}-config") } }] });
-    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec })
 }
 
 /// Returns the sizes of the whole list, as received and as kept.

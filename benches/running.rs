@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    path::PathBuf,
     process::Child,
     time::{Duration, Instant},
 };
@@ -33,6 +32,21 @@ pub(crate) async fn synced(address: &str) -> usize {
     }
 }
 
+/// Returns a figure of the memory of a process, in KiB.
+pub(crate) fn memory(pid: u32, name: &str) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Returns the total processor time of a process in seconds; the kernel counts hundredths.
+pub(crate) fn processor(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after_name = stat.rsplit(')').next().unwrap();
+    let ticks = after_name.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap());
+    ticks.sum::<f64>() / 100.0
+}
+
 // === impl Running ===
 
 impl Running {
@@ -45,21 +59,12 @@ impl Running {
 
     /// Returns a figure of the process's memory, in KiB.
     pub(crate) fn memory(&self, name: &str) -> f64 {
-        let status = fs::read_to_string(self.file("status")).unwrap();
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+        memory(self.0.id(), name)
     }
 
-    /// Returns the total processor time in seconds; the kernel counts hundredths.
+    /// Returns its processor time in seconds.
     pub(crate) fn processor(&self) -> f64 {
-        let stat = fs::read_to_string(self.file("stat")).unwrap();
-        let after_name = stat.rsplit(')').next().unwrap();
-        let ticks = after_name.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap());
-        ticks.sum::<f64>() / 100.0
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        format!("/proc/{}/{name}", self.0.id()).into()
+        processor(self.0.id())
     }
 }
 

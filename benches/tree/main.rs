@@ -50,8 +50,8 @@ use crate::{
     client::{BETWEEN, Clients, Plan, SEQUENCE_DIGITS},
     etcd::{Driver, Etcd, Version},
     messages::SENT_DIGITS,
-    running::synced,
-    servers::{Server, processor_of_this_process},
+    running::{processor, synced},
+    servers::Server,
 };
 
 /// Measures a tree of relays.
@@ -336,7 +336,7 @@ impl Tree {
     /// Returns the processor time of the root, the relays and the clients.
     fn processor(&self) -> [f64; 3] {
         let relays = self.relays.iter().map(Server::processor).sum();
-        [self.root.processor(), relays, processor_of_this_process()]
+        [self.root.processor(), relays, processor(std::process::id())]
     }
 
     /// Writes events at a rate for a time.

@@ -139,10 +139,3 @@ impl Server {
         answer.lines().filter_map(of).collect()
     }
 }
-
-/// Returns the processor time of this process, in seconds.
-pub(super) fn processor_of_this_process() -> f64 {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap();
-    let fields = stat.rsplit(')').next().unwrap();
-    fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
-}

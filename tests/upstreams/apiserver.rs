@@ -71,6 +71,8 @@ pub(crate) const CONFIG_MAPS: Kind = Kind {
     stored: "/registry/configmaps/",
 };
 
+/// Variable with the program of the API server, which is also a kubectl.
+pub(crate) const KUBECTL: &str = "INFORMERD_KUBERNETES";
 /// Tokens: one of an administrator, and one without rights.
 const TOKENS: &str = "admin,admin,1,\"system:masters\"\nreader,reader,2\n";
 pub(crate) const ADMIN: &str = "admin";
@@ -156,10 +158,13 @@ impl ApiServer {
     }
 
     pub(crate) fn try_kubectl(&self, arguments: &[&str]) -> Output {
-        let path = |name: &str| self.directory.path().join(name);
-        let mut command = Command::new(program("INFORMERD_KUBERNETES"));
-        command.arg("kubectl").arg("--kubeconfig").arg(path("kubeconfig")).arg("--cache-dir").arg(path("cache"));
-        command.args(arguments).stdin(Stdio::null()).output().unwrap()
+        self.try_kubectl_of(KUBECTL, arguments)
+    }
+
+    /// Returns the output of the kubectl that a variable names.
+    pub(crate) fn try_kubectl_of(&self, variable: &str, arguments: &[&str]) -> Output {
+        let mut command = kubectl(variable, self.directory.path());
+        command.arg("--kubeconfig").arg(self.directory.path().join("kubeconfig")).args(arguments).output().unwrap()
     }
 
     /// Returns the data of a `ConfigMap`.
@@ -173,9 +178,13 @@ impl ApiServer {
         self.process.wait().unwrap();
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Sends a signal, such as one that stops or continues the process.
     pub(crate) fn signal(&self, signal: &str) {
-        run(Command::new("kill").args([signal, &self.process.id().to_string()]));
+        run(Command::new("kill").args([signal, &self.pid().to_string()]));
     }
 
     /// Starts it again, with the data of its etcd.
@@ -264,6 +273,16 @@ impl Kind {
         assert!(body["metadata"].get("managedFields").is_none(), "{body}");
         body["data"]["value"].as_str().unwrap().to_owned()
     }
+}
+
+/// Returns the command of the kubectl that a variable names, with its cache in a directory.
+pub(crate) fn kubectl(variable: &str, directory: &Path) -> Command {
+    let mut command = Command::new(program(variable));
+    if variable == KUBECTL {
+        command.arg("kubectl");
+    }
+    command.arg("--cache-dir").arg(directory.join("cache").join(variable)).stdin(Stdio::null());
+    command
 }
 
 /// Returns the flags as owned strings.

@@ -55,6 +55,8 @@ mod state_metrics;
 #[cfg(feature = "kubernetes-api")]
 mod storage;
 mod storm;
+#[cfg(feature = "kubernetes-api")]
+mod targets;
 mod truth;
 mod verify;
 #[cfg(feature = "kubernetes-api")]
