@@ -5,9 +5,9 @@
 /// Kind of a counted value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Events in a log of a group; the size is that of the run and its marks, without the arena.
-    Run,
-    /// Changes merged for a cursor under COALESCE, or published and kept for the cursors under it.
+    /// Encoded events that follow a position of a history.
+    Block,
+    /// Changes merged for a cursor under COALESCE.
     Merging,
     /// A batch in the history; the size is what the history charges for it.
     Record,

@@ -176,7 +176,6 @@ impl Family<'_, '_> {
             r.informer(|s| &s.past_states)
         })?;
         self.counter("watch_events_replayed", "Events sent from the history", |r| r.informer(|s| &s.replayed))?;
-        self.counter("watch_parked", "Times a watch was parked", |r| r.informer(|s| &s.parked))?;
         self.counter("expression_errors", "Failed evaluations of expressions, which count as false", |r| {
             r.informer(|s| &s.expression_errors) + r.observed.resource.informer.indexers().expression_errors()
         })?;
@@ -205,28 +204,21 @@ impl Family<'_, '_> {
 
     fn watch(&mut self) -> fmt::Result {
         self.gauge("watchers", "Open watches", |r| r.load.watchers() as f64)?;
-        self.gauge("watchers_parked", "Watches that hold only a version now, and continue from the history", |r| {
-            r.load.parked() as f64
-        })?;
         let help = "Age of the oldest event that waits for a watch";
         self.gauge_of("watch_max_lag", &Unit::Seconds, help, |r| r.load.max_lag().as_secs_f64())?;
-        self.gauge("watch_groups", "Groups of watches with the same selection and format", |r| r.watch(|s| &s.groups))?;
-        let help = "Groups filled by background threads, because their selections take the writer too long";
-        self.gauge("watch_groups_deferred", help, |r| r.watch(|s| &s.deferred))?;
-        self.counter("watch_deferrals", "Times the selection of a group took the writer too long", |r| {
-            r.watch_count(|s| &s.deferrals)
-        })?;
-        let help =
-            "Watches ended because the threads that fill their group or merge their events lagged behind the history";
+        self.gauge("watch_groups", "Selections and formats of watches, each counted once", |r| r.watch(|s| &s.groups))?;
+        let help = "Watches ended because the history dropped their events before these were counted or merged";
         self.counter("watch_selections_expired", help, |r| r.watch_count(|s| &s.expired))?;
         let help = "Watches ended because their merged events under COALESCE took too much memory";
         self.counter("watch_coalesced_expired", help, |r| r.watch_count(|s| &s.overmerged))?;
-        self.gauge_of("watch_retained", &Unit::Bytes, "Size of the encoded events kept for lagging watches", |r| {
+        self.gauge_of("watch_retained", &Unit::Bytes, "Size of the encoded events that are kept", |r| {
             r.watch(|s| &s.retained_size)
         })?;
-        self.counter("watch_events_encoded", "Events encoded, once per format and variant", |r| {
-            r.watch_count(|s| &s.encoded)
-        })?;
+        self.counter(
+            "watch_events_encoded",
+            "Events encoded, nearly always once for all watches with the same selection and format",
+            |r| r.watch_count(|s| &s.encoded),
+        )?;
         self.counter("watch_events_sent", "Events sent to watches, initial events included", |r| r.load.events_sent())?;
         let help = "Bytes sent to watches: events and bookmarks";
         self.encode("watch_sent", Some(&Unit::Bytes), help, MetricType::Counter, |r| {
@@ -237,8 +229,6 @@ impl Family<'_, '_> {
             "Changes suppressed by views, as bookmarks have reported them",
             |r| r.load.suppressed(),
         )?;
-        let help = "Size of the encoded events of the history, kept for watches that resume";
-        self.gauge_of("watch_backlog", &Unit::Bytes, help, |r| r.observed.resource.informer.backfill().bytes() as f64)?;
         self.counter("watch_events_dropped", "Events dropped under DROP", |r| r.watch_count(|s| &s.dropped))?;
         let help = "Watches ended under BLOCK because their client exhausted its budget";
         self.counter("watch_evicted", help, |r| r.watch_count(|s| &s.evicted))?;

@@ -1,26 +1,21 @@
 //! Distribution of events: one writer publishes batches, and any number of cursors read them, each at its own pace.
 //!
 //! ```text
-//!   publish ──▶ select and translate, once per group ──▶ encode, once per format and variant ──▶ arena
-//!                                                                                                │ runs (slices)
-//!   Cursor ◀── position in the group's log ◀── one short lock ◀──────────────────────── group's log
+//!   publish ──▶ history, offset ──▶ wakes the cursors that a change may concern
+//!                   ▲
+//!   Cursor ──▶ its position: selects, and encodes once for all cursors of the same selection and format there
 //! ```
 //!
-//! - One task owns the [`Broadcaster`]. Subscribing and publishing both take `&mut self`, which orders them; apimachinery's
-//!   Broadcaster orders them with `blockQueue`.
-//! - Watchers with the same selection and format form a group. The writer selects and encodes a group's events once. It
-//!   routes a change only to the groups that its name, namespace, labels or values of fields and indexes may concern.
-//! - Expressions, and selections that must be evaluated for every change, have a bounded share of the writer's time. A
-//!   group that does not fit is deferred: separate threads fill its log, until it fits again or ends because it has not
-//!   kept up with the history.
-//! - A format may suppress a MODIFIED that changes nothing in it: the change takes no place in the log, and is counted. It is
+//! - The history of a resource is its only past, addressed by offset. One task owns the [`Broadcaster`]: it records batches, publishes
+//!   their end, and wakes. It encodes nothing, and evaluates a selection only to spare a wake-up. It routes a change only to the cursors
+//!   that its name, namespace, labels or values of fields and indexes may concern.
+//! - A [`Cursor`] is a position. What follows it in a selection and a format is a block, which the first cursor there makes for all.
+//!   Expressions and costly formats are left to threads.
+//! - A format may suppress a MODIFIED that changes nothing in it: the change is counted. It is
 //!   decided from the two states of the change alone, so it is the same live, in a replay, and after a resume.
-//! - A client's queue is its position in the group's log. Its length is a subtraction; the [`FullChannelPolicy`] decides
-//!   what follows when it is full (`policy`).
-//! - Under COALESCE, separate threads merge all that a full queue holds, from the published batches and not from the log.
-//! - A group's log keeps what its cursors have not read, within the [`Retention`].
-//! - A client that lags behind the logs reads from a history, encoded once for all clients at the same position:
-//!   [`Backfill`].
+//! - A client's queue is the part of the history that it has not taken. The number of changes is an upper bound of its length; beyond
+//!   that its events are counted, and the [`FullChannelPolicy`] decides what follows when it is full (`policy`, `queue`).
+//! - The history keeps what a queue under DROP or COALESCE needs until it is counted or merged, within twice its bounds.
 //! - No event is silently lost. A cursor yields every event of its selection in order, or reports how many are missing and
 //!   after which version, or ends with a reason.
 //!
@@ -72,55 +67,51 @@
 //! # }
 //! ```
 
-mod backfill;
+mod blocks;
 mod broadcaster;
 mod budget;
 mod bulk;
 mod coalesce;
 mod config;
 mod cursor;
+mod cursors;
 mod empty;
-mod encoding;
-mod filler;
 mod frame;
-mod group;
 mod histogram;
 mod history;
-mod merger;
 mod policy;
 mod proxy;
+mod queue;
 mod recorder;
 mod replay;
 mod routes;
-mod run;
-mod selected;
-mod selection_budget;
+mod shared;
 mod stream_watcher;
 mod until;
-mod window;
 mod writer_signals;
 
-pub use backfill::{Backfill, BacklogReader};
-pub use broadcaster::{Broadcaster, Subscribe};
+pub use broadcaster::Broadcaster;
 pub use budget::Client;
 pub use bulk::BulkThreads;
-#[cfg(test)]
-pub(crate) use bulk::PlannedPanic;
 #[cfg(feature = "server")]
 pub(crate) use bulk::Work as BulkWork;
+#[cfg(test)]
+pub(crate) use bulk::{PlannedPanic, Stepped};
 pub use config::{BroadcasterConfig, BroadcasterStats, MAX_QUEUE_LENGTH, Retention};
-pub use cursor::{Cursor, CursorGauge, Taken, TooLarge, Waiting};
+pub use cursor::{Cursor, CursorGauge, Taken, TooLarge};
+pub(crate) use cursors::Cursors;
+pub use cursors::Subscribe;
 pub use empty::EmptyWatch;
 pub use frame::{Deliveries, Delivery, Frame, Frames, GroupEvent};
 pub use histogram::{DURATION_BOUNDS, DurationHistogram};
+#[cfg(feature = "server")]
+pub(crate) use history::wake_task;
 pub use history::{Backlog, LaneEvent, Past, PastGauge, Read, Reader, SelectedBatch};
 pub(crate) use history::{History, NotInHistory, bytes_of};
 pub use policy::{CursorState, End, FullChannelPolicy, QueueOptions};
 pub use proxy::{ProxyWatcher, StopHandle};
 pub use recorder::{Record, Recorder};
 pub use replay::Replay;
-#[cfg(test)]
-pub(crate) use selection_budget::Stepped;
 pub use stream_watcher::{DecodeError, Decoder, StreamWatcher, UndecodableEvent};
 pub use until::{Until, UntilError, until};
 

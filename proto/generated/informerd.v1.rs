@@ -248,7 +248,7 @@ pub struct WatchResponse {
     pub coalesced: u32,
     /// For relays. With ADDED, MODIFIED, DELETED and BOOKMARK, in a Watch under REPLAY: between the previous version on this
     /// stream and this one the server has relisted, so changes in between may be unknown, and no server can resume from a
-    /// version strictly in between. A BOOKMARK's is repeated with the next change.
+    /// version strictly in between.
     #[prost(bool, tag = "9")]
     pub relisted: bool,
     /// For relays, which apply such changes at once as an open batch. With ADDED, MODIFIED and DELETED: more changes at or
@@ -986,7 +986,8 @@ pub struct Watcher {
     /// In events.
     #[prost(uint32, tag = "7")]
     pub queue_length: u32,
-    /// The number of events it lags behind; 0 while it is parked.
+    /// The number of events that wait for it, if they were counted, or else that of the changes of all selections; 0 while it
+    /// is parked.
     #[prost(uint32, tag = "8")]
     pub queued: u32,
     /// Events sent, initial events included.
@@ -1004,7 +1005,7 @@ pub struct Watcher {
     /// Time of its last progress: the client read something.
     #[prost(message, optional, tag = "13")]
     pub last_progress: ::core::option::Option<::prost_types::Timestamp>,
-    /// It has fallen behind what is kept for it, holds a version, and continues from the history.
+    /// Its state is WATCHER_STATE_PARKED.
     #[prost(bool, tag = "14")]
     pub parked: bool,
     /// Its state. Since: limits.
@@ -1218,8 +1219,8 @@ pub enum FullChannelPolicy {
     /// have spent it alone is ended with RESOURCE_EXHAUSTED / SLOW_CONSUMER; any other is served as under REPLAY until it
     /// has read as many events as its queue is long, and so is a new watch.
     Block = 2,
-    /// Nobody waits and nothing is lost: the client keeps its position; when it lags far behind it is parked, and
-    /// continues from the history. When the history no longer reaches back to it: OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED.
+    /// Nobody waits and nothing is lost: the client keeps its position in the history. When the history no longer reaches
+    /// back to it: OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED.
     Replay = 3,
     /// Changes merge per key while the client lags: it receives each key's latest state, one generation of changes after
     /// the other, with the number of further events that each message stands for. The version advances with the last
@@ -1521,7 +1522,7 @@ pub enum WatcherState {
     Blocking = 5,
     /// Under COALESCE: changes merge, or the merged ones are being sent.
     Coalescing = 6,
-    /// Holds only a version, and has not begun to read the history.
+    /// Its rights have changed: the server searches for the objects that leave or enter.
     Parked = 7,
     /// Has ended. Since: operations.
     Ended = 8,

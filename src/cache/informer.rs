@@ -50,10 +50,7 @@ use crate::{
         Batch, Cause, Event, HistoryPosition, IndexFunc, Indexers, IndexersError, ResourceVersion, sharing_bodies,
     },
     sync::{self, ArcSwap, ArcSwapOption},
-    watch::{
-        Backfill, Backlog, Broadcaster, BroadcasterStats, BulkThreads, End, Frame, History, NotInHistory, Past,
-        Subscribe,
-    },
+    watch::{Broadcaster, BulkThreads, Cursors, End, Frame, History, NotInHistory, Past, Subscribe},
 };
 
 /// Writer of one resource.
@@ -85,7 +82,6 @@ struct InformerShared {
     demand: ProgressDemand,
     provenance: Provenance,
     stats: InformerStats,
-    watch_stats: ArcSwapOption<BroadcasterStats>,
 }
 
 /// State that the task writes, apart from the channels that it waits on.
@@ -93,10 +89,8 @@ struct InformerShared {
 struct Writer<F: Frame> {
     shared: Arc<InformerShared>,
     config: InformerConfig,
-    /// Threads for the selections that the writer has no time for.
-    threads: Option<Arc<BulkThreads>>,
-    backfill: Arc<Backfill<F>>,
-    live: Option<SyncedParts<F>>,
+    broadcaster: Broadcaster<F>,
+    live: Option<SyncedParts>,
     unread: UnreadItems,
     /// Time at which the measured delta of the present cycle was queued.
     received: Option<Instant>,
@@ -104,13 +98,12 @@ struct Writer<F: Frame> {
 
 /// Parts that exist once there is a state.
 #[derive(Debug)]
-struct SyncedParts<F: Frame> {
+struct SyncedParts {
     indexer: Indexer,
     unrepeated: UnrepeatedChanges,
     ahead: ChangesAhead,
     /// State of the source when the watches were last notified of it.
     reported_state: SyncState,
-    broadcaster: Broadcaster<F>,
 }
 
 #[derive(Debug)]
@@ -149,13 +142,12 @@ impl<F: Frame> Informer<F> {
             demand: config.demand.clone(),
             provenance: config.provenance.clone(),
             stats: InformerStats::default(),
-            watch_stats: ArcSwapOption::default(),
         });
         shared.indexers.store(Arc::clone(&config.indexers));
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
-        // The backfill may take as much again as the published events.
-        let backfill = Arc::new(Backfill::new(config.broadcaster.retention.size));
-        let handle = InformerHandle { shared: Arc::clone(&shared), commands: sender, backfill: Arc::clone(&backfill) };
+        let cursors = Arc::new(Cursors::new(Arc::clone(&shared.past), config.broadcaster));
+        let broadcaster = Broadcaster::over(Arc::clone(&cursors));
+        let handle = InformerHandle { shared: Arc::clone(&shared), commands: sender, cursors };
         (
             Self {
                 fifo,
@@ -163,8 +155,7 @@ impl<F: Frame> Informer<F> {
                 writer: Writer {
                     shared,
                     config,
-                    threads: None,
-                    backfill,
+                    broadcaster,
                     live: None,
                     unread: UnreadItems::default(),
                     received: None,
@@ -174,13 +165,10 @@ impl<F: Frame> Informer<F> {
         )
     }
 
-    /// Bounds the time that selections take on the writer
-    /// ([`selection_budget`](crate::watch::BroadcasterConfig::selection_budget)): threads do the rest, and encode the events that
-    /// clients get from the history.
+    /// Leaves expressions and costly formats to threads ([`Broadcaster::deferring_to`]).
     #[must_use]
     pub fn deferring_to(mut self, threads: &Arc<BulkThreads>) -> Self {
-        self.writer.threads = Some(Arc::clone(threads));
-        self.writer.backfill.give_threads(threads);
+        self.writer.broadcaster = self.writer.broadcaster.deferring_to(Some(threads));
         self
     }
 
@@ -201,14 +189,14 @@ impl<F: Frame> Informer<F> {
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut not_before = Instant::now();
         loop {
-            let is_blocked = writer.live.as_ref().is_some_and(|live| live.broadcaster.is_blocked());
+            let is_blocked = writer.broadcaster.is_blocked();
             tokio::select! {
                 // Joining first: it is cheap, and must continue while a client holds the next batch back.
                 biased;
                 // Cancel-safe: `recv` loses nothing when another arm wins. Without any handle left, only the queue counts.
                 Some(command) = commands.recv() => writer.handle(command),
                 // Cancel-safe by its own contract.
-                () = writer.ready(), if is_blocked => {}
+                () = writer.broadcaster.ready(), if is_blocked => {}
                 // Cancel-safe: a tick is not lost.
                 _ = sweep.tick() => writer.sweep(),
                 // Cancel-safe by its own contract.
@@ -234,21 +222,12 @@ async fn next(fifo: &RealFifo, not_before: Instant) -> Option<Vec<Delta>> {
 // === impl Writer ===
 
 impl<F: Frame> Writer<F> {
-    async fn ready(&mut self) {
-        if let Some(live) = &mut self.live {
-            live.broadcaster.ready().await;
-        }
-    }
-
     fn sweep(&mut self) {
         if let Some(live) = &mut self.live {
-            live.broadcaster.sweep();
-            let now = Instant::now();
+            self.broadcaster.sweep();
             {
-                let mut history = self.shared.past.history().lock();
-                history.evict_old(now);
-                self.shared.timeline.note(&history.current().version, history.oldest(), now);
-                live.broadcaster.drop_before(history.begin());
+                let history = self.shared.past.history().lock();
+                self.shared.timeline.note(&history.current().version, history.oldest(), Instant::now());
                 self.shared.measure_history(&history);
             }
             let state = self.shared.health.state();
@@ -262,10 +241,7 @@ impl<F: Frame> Writer<F> {
     fn notify_watches(&self) {
         // Counted first, so that a watch that parks after the notification passed it sees the new count.
         self.shared.notify_seq.fetch_add(1, Ordering::Release);
-        self.shared.past.notify();
-        if let Some(live) = &self.live {
-            live.broadcaster.notify_watches();
-        }
+        self.broadcaster.notify_watches();
     }
 
     fn handle(&mut self, command: Command<F>) {
@@ -286,23 +262,25 @@ impl<F: Frame> Writer<F> {
 
     fn join(&mut self, start: &Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
         let live = self.live.as_mut().ok_or(JoinError::NotSynced)?;
-        let history = self.shared.past.history().lock();
-        let backlog = match start {
-            Start::Now => Ok(Backlog::default()),
-            Start::Complete => history.after(&history.current().version),
-            Start::After(version) => history.after(version),
-            Start::AfterOffset(reached) => history.after_offset(reached),
+        let reached = {
+            let history = self.shared.past.history().lock();
+            let current = history.current();
+            let position = |version: &ResourceVersion| -> Result<_, JoinError> {
+                let offset = history.position_after(version).map_err(|error| not_in_history(&history, error))?;
+                Ok(HistoryPosition { version: version.clone(), offset })
+            };
+            match start {
+                Start::Now => current.clone(),
+                Start::Complete => position(&current.version)?,
+                Start::After(version) => position(version)?,
+            }
         };
-        let backlog = backlog.map_err(|error| not_in_history(&history, error))?;
-        let cursor = (!backlog.has_more).then(|| match start.version() {
-            // The client has all changes of the version that is open here: it was complete at the client's previous server.
-            Some(version) => live.broadcaster.subscribe_after(subscribe, version),
-            None => live.broadcaster.subscribe(subscribe),
-        });
-        let few = (*start == Start::Complete).then(|| history.ahead()).filter(|ahead| ahead.len() <= CYCLE_DELTAS);
+        let cursor = self.broadcaster.subscribe_at(subscribe, reached, matches!(start, Start::After(_)));
+        let ahead = (*start == Start::Complete).then(|| self.shared.past.history().lock().ahead());
+        let few = ahead.filter(|ahead| ahead.len() <= CYCLE_DELTAS);
         let complete = few.map(|ahead| live.indexer.snapshot_before(&ahead).at_safe_version());
         let snapshot = complete.unwrap_or_else(|| live.indexer.snapshot());
-        Ok(Joined { snapshot, backlog, cursor, history_id: self.shared.history_id.load(Ordering::Acquire) })
+        Ok(Joined { snapshot, cursor, history_id: self.shared.history_id.load(Ordering::Acquire) })
     }
 
     /// Applies the drained deltas, then publishes them in one cycle.
@@ -429,15 +407,13 @@ impl<F: Frame> Writer<F> {
     /// Begins with a first list, or with the snapshot of the previous run.
     fn start(&mut self, list: List, state: SyncState) {
         let version = list.version.clone();
-        let broadcaster =
-            Broadcaster::new(self.config.broadcaster, version.clone()).deferring_to(self.threads.as_deref());
-        self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
         let what = if state == SyncState::Stale { "serving the snapshot of the previous run" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
-        self.shared.past.restart(History::new(self.config.history, HistoryPosition { version, offset: 0 }));
+        let history = History::new(self.config.history, HistoryPosition { version, offset: 0 });
+        self.broadcaster.start_new_history(&End::HistoryRewritten, history);
         let (unrepeated, ahead) = (UnrepeatedChanges::default(), ChangesAhead::default());
-        self.live = Some(SyncedParts { indexer, unrepeated, ahead, reported_state: state, broadcaster });
+        self.live = Some(SyncedParts { indexer, unrepeated, ahead, reported_state: state });
     }
 
     /// Begins again with a list that proves, or follows a proof, that the upstream's history was rewritten.
@@ -465,9 +441,8 @@ impl<F: Frame> Writer<F> {
         // An offset that no parked watch has reached, and no earlier snapshot.
         let offset = self.shared.past.history().lock().current().offset + 1;
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).begin_history(history_id, offset);
-        let begin = HistoryPosition { version: version.clone(), offset };
-        self.shared.past.restart(History::new(self.config.history, begin));
-        live.broadcaster.start_new_history(end, version);
+        let history = History::new(self.config.history, HistoryPosition { version, offset });
+        self.broadcaster.start_new_history(end, history);
     }
 }
 
@@ -486,12 +461,6 @@ impl InformerShared {
     /// Returns true if a list is not older than the last complete version.
     fn is_complete_in(&self, list: &List) -> bool {
         self.past.history().lock().current().version <= list.version
-    }
-}
-
-impl<F: Frame> Drop for Writer<F> {
-    fn drop(&mut self) {
-        self.shared.past.end();
     }
 }
 

@@ -16,7 +16,6 @@ use std::{
     time::Instant,
 };
 
-use super::selection_budget::Clock;
 use crate::{
     log_throttle::LogThrottle,
     sync::{Condvar, Mutex},
@@ -42,6 +41,25 @@ pub(crate) trait Work: Send + Sync {
     fn run(self: Arc<Self>);
 }
 
+/// Source of the time by which pieces of work end, in nanoseconds.
+#[derive(Debug, Clone)]
+pub(super) enum Clock {
+    /// System clock.
+    Since(Instant),
+    /// Clock that a test steps.
+    #[cfg(test)]
+    Stepped(Arc<Stepped>),
+}
+
+/// Clock that advances only when it is read, by a step that the test sets.
+#[cfg(test)]
+#[derive(Debug, Default)]
+pub(crate) struct Stepped {
+    pub(crate) now: std::sync::atomic::AtomicU64,
+    /// Advance at each reading.
+    pub(crate) step: std::sync::atomic::AtomicU64,
+}
+
 /// Payload of the panics that tests plan. Any other panic in a unit test fails it.
 #[cfg(test)]
 pub(crate) struct PlannedPanic;
@@ -50,6 +68,21 @@ pub(crate) struct PlannedPanic;
 struct Ready {
     works: VecDeque<Arc<dyn Work>>,
     is_over: bool,
+}
+
+// === impl Clock ===
+
+impl Clock {
+    pub(super) fn now(&self) -> u64 {
+        match self {
+            Self::Since(origin) => u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            #[cfg(test)]
+            Self::Stepped(clock) => {
+                use std::sync::atomic::Ordering::SeqCst;
+                clock.now.fetch_add(clock.step.load(SeqCst), SeqCst)
+            }
+        }
+    }
 }
 
 // === impl BulkThreads ===
@@ -79,15 +112,8 @@ impl BulkThreads {
 
     /// Returns a queue without threads: a test runs the work.
     #[cfg(test)]
-    pub(crate) fn manual(clock: Arc<super::selection_budget::Stepped>) -> Self {
+    pub(crate) fn manual(clock: Arc<Stepped>) -> Self {
         Self { queue: BulkQueue::new(Clock::Stepped(clock)), threads: Vec::new() }
-    }
-
-    /// Returns the function that each of the threads runs.
-    #[cfg(test)]
-    pub(crate) fn body(&self) -> impl FnOnce() + Send + use<> {
-        let queue = Arc::clone(&self.queue);
-        move || queue.run()
     }
 
     /// Runs one piece of work on this thread; returns true if there was one.

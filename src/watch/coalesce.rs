@@ -13,14 +13,14 @@
 //!
 //! Entering and leaving a selection follow the same rules.
 //!
-//! The [`Merger`](super::merger::Merger) writes a generation; then one cursor reads it. Neither holds a lock.
+//! A [queue](super::queue) writes a generation; then its cursor reads it. Neither holds a lock meanwhile.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
     sync::Arc,
 };
 
-use super::{Frame, GroupEvent};
+use super::{Frame, GroupEvent, replay::ReplayPosition};
 use crate::{
     census::{Alive, Kind},
     model::{Batch, Cause, Change, EventType, HistoryPosition, Object, ObjectKey, ResourceVersion, Transition},
@@ -53,29 +53,6 @@ pub(super) struct Size {
     pub(super) had: usize,
 }
 
-/// Merged changes of a reader, before and after it takes them. A thread takes the generation out while it works on it.
-#[derive(Debug)]
-pub(super) struct Coalescing {
-    /// Generation that is being filled; `None` while a thread works on it.
-    pub(super) generation: Option<Box<Generation>>,
-    /// True if the reader waits for it.
-    pub(super) is_wanted: bool,
-    /// True if a thread will work on it, or does.
-    pub(super) is_queued: bool,
-    /// Complete generation, until the reader takes it.
-    pub(super) ready: Option<Box<DrainingGeneration>>,
-    pub(super) sizes: Sizes,
-}
-
-/// Sizes of what is held for a reader.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sizes {
-    pub(super) merged: Size,
-    pub(super) ready: Size,
-    /// Size of what the reader has taken, until it takes again.
-    pub(super) drained: Size,
-}
-
 /// Merged changes of one key.
 #[derive(Debug, Clone)]
 struct Pending {
@@ -100,8 +77,8 @@ pub(super) struct DrainingGeneration {
     drained: VecDeque<CoalescedEvent>,
     /// Versions that are safe to resume from: before its first event, and after its last one.
     versions: Option<(ResourceVersion, ResourceVersion)>,
-    /// Offset that is reached after its last event.
-    offset: u64,
+    /// Position up to which everything has merged.
+    position: ReplayPosition,
     size: Size,
     /// Number of merged changes that the format suppresses.
     suppressed: u64,
@@ -128,11 +105,6 @@ impl Default for Generation {
 }
 
 impl Generation {
-    /// Returns true if nothing has merged.
-    pub(super) fn is_empty(&self) -> bool {
-        self.merged == 0
-    }
-
     pub(super) fn size(&self) -> Size {
         let entries = self.pending.capacity() * size_of::<(ObjectKey, Pending)>();
         Size { entries, bodies: self.had + self.now, had: self.had }
@@ -189,12 +161,12 @@ impl Generation {
         }
     }
 
-    /// Returns the events to deliver, ordered by each key's last change, to the client that reaches an offset with them.
+    /// Returns the events to deliver, ordered by each key's last change, to the client that reaches a position with them.
     /// The last event also counts the events that vanished without a trace. With `has_previous`, each MODIFIED keeps the state
     /// that the client has. Of a key whose MODIFIED is suppressed nothing is delivered, and all its events count as suppressed.
     pub(super) fn drain(
         self,
-        offset: u64,
+        position: ReplayPosition,
         has_previous: bool,
         is_suppressed: impl Fn(&Object, &Object) -> bool,
     ) -> DrainingGeneration {
@@ -221,34 +193,7 @@ impl Generation {
             had += size_of_body(deleted.or(previous.as_ref()));
         }
         let size = Size { entries: drained.capacity() * size_of::<CoalescedEvent>(), bodies, had };
-        DrainingGeneration { drained, versions, offset, size, suppressed, _alive: Alive::new(Kind::Merging, 0) }
-    }
-}
-
-// === impl Coalescing ===
-
-impl Coalescing {
-    /// Returns an empty generation, for a thread to work on.
-    pub(super) fn new(is_wanted: bool) -> Self {
-        let (generation, ready, sizes) = (Some(Box::default()), None, Sizes::default());
-        Self { generation, is_wanted, is_queued: true, ready, sizes }
-    }
-
-    /// Returns true if the reader can deliver a generation.
-    pub(super) fn is_ready(&self) -> bool {
-        self.ready.is_some()
-    }
-
-    /// Returns true if nothing has merged since the last generation, and no thread merges now.
-    pub(super) fn is_idle(&self) -> bool {
-        self.generation.as_ref().is_some_and(|generation| generation.is_empty())
-    }
-
-    /// Returns the memory of the merged entries, and the size of the bodies that they and the delivered generation refer
-    /// to.
-    pub(super) fn size(&self) -> (usize, usize) {
-        let Sizes { merged, ready, drained } = self.sizes;
-        (merged.entries + ready.entries, merged.bodies + ready.bodies + drained.bodies)
+        DrainingGeneration { drained, versions, position, size, suppressed, _alive: Alive::new(Kind::Merging, 0) }
     }
 }
 
@@ -316,6 +261,11 @@ impl DrainingGeneration {
         self.size
     }
 
+    /// Returns the position up to which everything has merged.
+    pub(super) fn position(&self) -> &ReplayPosition {
+        &self.position
+    }
+
     /// Returns the number of merged changes that were suppressed.
     pub(super) fn suppressed(&self) -> u64 {
         self.suppressed
@@ -330,7 +280,7 @@ impl DrainingGeneration {
     pub(super) fn after(&self, before: &HistoryPosition) -> HistoryPosition {
         let after = self.versions.as_ref().map(|(_, after)| after).filter(|after| **after > before.version);
         let version = after.unwrap_or(&before.version).clone();
-        HistoryPosition { version, offset: self.offset.max(before.offset) }
+        HistoryPosition { version, offset: self.position.offset.max(before.offset) }
     }
 
     /// Returns the version of all but the last event, for a client that was at `reached`: the one before the first merged
@@ -373,6 +323,12 @@ impl DrainingGeneration {
 // === impl Size ===
 
 impl Size {
+    /// Returns the sum.
+    pub(super) fn plus(self, other: Self) -> Self {
+        let Self { entries, bodies, had } = self;
+        Self { entries: entries + other.entries, bodies: bodies + other.bodies, had: had + other.had }
+    }
+
     /// Returns the bytes that count against the bound.
     pub(super) fn held(self) -> usize {
         self.entries + self.had

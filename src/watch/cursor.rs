@@ -1,55 +1,55 @@
-//! Reader of the distribution: one client's position in its group's log.
+//! Reader of the distribution: one client's position in the history.
+
+mod gauge;
 
 use std::{
     fmt, future,
-    sync::{Arc, atomic::Ordering},
-    task::{Context, Poll, Waker},
+    sync::{Arc, Weak, atomic::Ordering},
+    task::{Context, Poll, Waker, ready},
 };
 
 use smallvec::smallvec;
 use tokio::time::Instant;
 
-#[cfg(test)]
-use super::run::Run;
+pub use self::gauge::CursorGauge;
 use super::{
-    CursorState, End, Frame, Frames,
+    Cursors, End, Frame, Frames, FullChannelPolicy, PastGauge, Subscribe,
+    blocks::{Block, Kind},
     coalesce::DrainingGeneration,
-    config::BroadcasterStats,
-    group::{Group, Log, SlotRef},
-    merger::Merger,
-    policy::{OnTake, State},
+    cursors::Lifetime,
+    history::Port,
+    policy::State,
+    queue::{Queue, Turn},
+    replay::ReplayPosition,
+    shared::Shared,
 };
 use crate::model::{HistoryPosition, ResourceVersion, Selection};
+#[cfg(feature = "kubernetes-api")]
+use crate::{model::Change, watch::Backlog};
 
 /// Queue of one client. Dropping it unsubscribes.
 pub struct Cursor<F: Frame> {
-    group: Arc<Group<F>>,
-    slot: usize,
-    stats: Arc<BroadcasterStats>,
-    /// Under COALESCE.
-    merger: Option<Arc<Merger<F>>>,
-    queue_size: usize,
-    reached: HistoryPosition,
+    cursors: Arc<Cursors<F>>,
+    kind: Arc<Kind<F>>,
+    port: Arc<Port>,
+    /// Number of the selection in the past.
+    number: usize,
+    lifetime: Arc<Lifetime>,
+    at: ReplayPosition,
+    /// True if it has nothing to take, and is woken once it may have.
+    is_parked: bool,
+    /// True if the client may have missed events: until it has read everything for the first time.
+    is_resuming: bool,
+    /// Block that it reads, if that is still kept, and its next step there.
+    block: Weak<Block<F>>,
+    step: usize,
+    /// Under all policies but REPLAY: the queue, and its number.
+    queue: Option<(Arc<Queue<F>>, usize)>,
     taken: u64,
-    /// Number of suppressed changes of delivered generations.
+    /// Number of suppressed changes that were passed and not taken.
     suppressed: u64,
-    /// Under COALESCE: the generation that is being delivered.
+    /// Under COALESCE: what has merged and is being delivered.
     draining: Option<Box<DrainingGeneration>>,
-}
-
-/// View of a cursor's lag and state from outside.
-#[derive(Debug, Clone)]
-pub struct CursorGauge<F: Frame>(SlotRef<F>);
-
-/// Age of the oldest event that waits for a cursor, as far as its group's log shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Waiting {
-    /// No event waits.
-    Nothing,
-    /// The oldest one was published at this time.
-    Since(Instant),
-    /// The log does not have the oldest one: it comes after this version, or after the last event that was taken.
-    After(Option<ResourceVersion>),
 }
 
 /// Size of the next event, which exceeds the limit; `None` if it is not known before the event is encoded.
@@ -68,131 +68,155 @@ pub enum Taken<F> {
         /// Last version before the gap: a watch from here receives the missing events.
         after: ResourceVersion,
     },
-    /// The events after [`Cursor::version`] are no longer retained here. Nothing was lost: a history may still have them.
-    /// From now on the cursor yields nothing else.
-    Parked,
     /// The cursor has ended.
     Ended(End),
+}
+
+/// Result of reading a block.
+enum FromBlock<F> {
+    /// The next events, and their number.
+    Events(F, u64),
+    Nothing,
+}
+
+/// One in this many takes is measured.
+const MEASURED_TAKES: u64 = 16;
+/// Maximum number of blocks without an event that are read in one call.
+const MAX_EMPTY_BLOCKS: usize = 16;
+
+// === impl Cursors ===
+
+impl<F: Frame> Cursors<F> {
+    /// Subscribes a client that has everything up to a position, and may have missed what follows. With `is_gap`, a relist on the way
+    /// to it must still be reported.
+    pub(crate) fn resume(
+        self: &Arc<Self>,
+        subscribe: Subscribe<F>,
+        reached: HistoryPosition,
+        is_gap: bool,
+    ) -> Cursor<F> {
+        let HistoryPosition { version, offset } = reached;
+        Cursor::new(Arc::clone(self), subscribe, ReplayPosition { version, offset, is_gap }, true)
+    }
 }
 
 // === impl Cursor ===
 
 impl<F: Frame> Cursor<F> {
+    /// Subscribes a client that has everything up to a position. With `is_resuming`, it may have missed what follows.
     pub(super) fn new(
-        group: Arc<Group<F>>,
-        slot: usize,
-        stats: Arc<BroadcasterStats>,
-        merger: Option<Arc<Merger<F>>>,
-        queue_size: usize,
-        reached: HistoryPosition,
+        cursors: Arc<Cursors<F>>,
+        subscribe: Subscribe<F>,
+        at: ReplayPosition,
+        is_resuming: bool,
     ) -> Self {
-        for counter in [&stats.cursors, &stats.watchers] {
+        let Subscribe { selection, format, queue: options, client, initial_events } = subscribe;
+        let (policy, shared) = (options.policy, Arc::clone(&cursors.shared));
+        let kind = shared.blocks.kind(selection, format);
+        kind.enter();
+        let (port, lifetime) = (Arc::new(Port::new(at.offset)), cursors.lifetime());
+        let number = shared.past.add(&port, &kind.selection);
+        let queue = (policy != FullChannelPolicy::Replay).then(|| {
+            let has_initial_events = initial_events && !is_resuming;
+            let is_live = !initial_events && !is_resuming;
+            let state = if is_live { State::Live } else { State::CatchingUp { has_initial_events } };
+            let budget = (policy == FullChannelPolicy::Block).then(|| cursors.budget(&client));
+            let (kind, port) = (Arc::clone(&kind), Arc::clone(&port));
+            let queue = Arc::new(Queue::new(Arc::clone(&shared), kind, port, options, at.clone(), state, budget));
+            let number = cursors.add(&queue, at.offset);
+            (queue, number)
+        });
+        for counter in [&shared.stats.cursors, &shared.stats.watchers] {
             counter.fetch_add(1, Ordering::Relaxed);
         }
-        Self { group, slot, stats, merger, queue_size, reached, taken: 0, suppressed: 0, draining: None }
+        // Who does not read yet, such as during initial events, needs only what follows the first change that concerns it.
+        let head = shared.past.head();
+        let mut cursor = Self {
+            cursors,
+            kind,
+            port,
+            number,
+            lifetime,
+            at,
+            is_parked: false,
+            is_resuming,
+            block: Weak::new(),
+            step: 0,
+            queue,
+            taken: 0,
+            suppressed: 0,
+            draining: None,
+        };
+        if cursor.at.offset == head {
+            cursor.wait(head, Waker::noop());
+        }
+        cursor
     }
 
-    /// Returns the selection, which all watchers of the group share.
+    /// Returns the selection, which all cursors of its kind share.
     pub fn selection(&self) -> &Arc<Selection> {
-        &self.group.selection
+        &self.kind.selection
     }
 
-    /// Returns the version of the last event taken, which is safe to resume from; at first, the version at which the cursor
+    /// Returns the version up to which everything was taken, which is safe to resume from; at first, the version at which the cursor
     /// joined.
     pub fn version(&self) -> &ResourceVersion {
-        &self.reached.version
+        &self.at.version
     }
 
     /// Returns the same with its offset, from which a client resumes in a history, also inside a batch.
-    pub fn reached(&self) -> &HistoryPosition {
-        &self.reached
+    pub fn reached(&self) -> HistoryPosition {
+        HistoryPosition { version: self.at.version.clone(), offset: self.at.offset }
     }
 
-    /// Advances to a position that was distributed while the cursor was at the head (for a bookmark).
-    pub fn advance(&mut self, distributed: &HistoryPosition) {
-        self.reached.offset = self.reached.offset.max(distributed.offset);
-        if self.reached.version < distributed.version {
-            self.reached.version.clone_from(&distributed.version);
-        }
+    /// Returns true if a relist before the position must still be reported to the client.
+    pub fn has_gap(&self) -> bool {
+        self.at.is_gap
     }
 
-    /// Returns true if nothing is left to take, and more may come.
-    pub fn is_at_head(&self) -> bool {
-        self.is_at_head_of(&self.group.log.lock())
+    /// Takes the relist that must still be reported.
+    pub(crate) fn take_gap(&mut self) -> bool {
+        std::mem::take(&mut self.at.is_gap)
+    }
+
+    /// Returns true while the client may have missed events.
+    pub fn is_resuming(&self) -> bool {
+        self.is_resuming
     }
 
     /// Advances to `distributed` (for a bookmark), if nothing is left to take and more may come; returns true if so. The
-    /// caller must read `distributed` before this call. In a deferred group, only what its threads have filled counts as
-    /// distributed.
+    /// caller must read `distributed` before this call, and report relists on the way.
     pub fn advance_at_head(&mut self, distributed: Option<&HistoryPosition>) -> bool {
-        let mut log = self.group.log.lock();
-        if !self.is_at_head_of(&log) {
+        let Some(distributed) = distributed else { return false };
+        if self.standing(distributed.offset).is_none() {
             return false;
         }
-        let to = distributed.map_or(0, |distributed| distributed.offset).max(self.reached.offset);
-        log.count_at_head(self.slot, to);
-        // Read together with the head: as soon as more is filled, there is something to take first.
-        let filled = log.deferred.as_ref().map(|deferred| deferred.filled.clone());
-        drop(log);
-        let lags =
-            |filled: &&HistoryPosition| distributed.is_some_and(|distributed| filled.offset < distributed.offset);
-        if let Some(reached) = filled.as_ref().filter(lags).or(distributed) {
-            self.advance(reached);
+        self.at.offset = self.at.offset.max(distributed.offset);
+        self.port.reads(self.at.offset);
+        if self.at.version < distributed.version {
+            self.at.version.clone_from(&distributed.version);
         }
+        self.at.is_gap = false;
         true
+    }
+
+    /// Returns the offset up to which the cursor has everything, if it has nothing to take. `distributed` must have been distributed
+    /// before the call.
+    pub fn standing(&self, distributed: u64) -> Option<u64> {
+        let is_at_head = self.draining.is_none()
+            && self.lifetime.end(true).is_none()
+            && if self.is_parked { self.port.advance(distributed) } else { self.at.offset >= distributed };
+        is_at_head.then(|| self.at.offset.max(distributed))
     }
 
     /// Takes the number of changes that the format suppressed up to the position of this cursor, since the last call.
     pub fn take_suppressed(&mut self) -> u64 {
-        std::mem::take(&mut self.suppressed) + self.group.log.lock().take_suppressed(self.slot)
+        std::mem::take(&mut self.suppressed)
     }
 
-    /// Returns the position to which threads have filled its group, if it is deferred.
-    #[cfg(test)]
-    pub(super) fn filled(&self) -> Option<HistoryPosition> {
-        self.group.log.lock().deferred.as_ref().map(|deferred| deferred.filled.clone())
-    }
-
-    /// Returns what its group retains: the bytes of runs and marks, and the frames.
-    #[cfg(test)]
-    pub(super) fn kept(&self) -> (usize, Vec<F>) {
-        let log = self.group.log.lock();
-        let marks: usize = log.runs.iter().map(|run| Run::<F>::size(&run.marks) - size_of::<Run<F>>()).sum();
-        (log.runs.capacity() * size_of::<Run<F>>() + marks, log.runs.iter().map(|run| run.frame.clone()).collect())
-    }
-
-    #[cfg(test)]
-    pub(super) fn set_cost(&self, cost: u64) {
-        self.group.cost.set(cost);
-    }
-
-    #[cfg(test)]
-    pub(super) fn end(&self) -> Option<End> {
-        self.group.log.lock().end.clone()
-    }
-
-    fn is_at_head_of(&self, log: &Log<F>) -> bool {
-        let slot = &log.slots[self.slot];
-        slot.state.reads_log() && slot.position == log.head && self.draining.is_none() && log.end.is_none()
-    }
-
-    /// Returns the offset up to which the cursor has everything, if it is live, has nothing to take, and skips nothing. `distributed` must
-    /// have been distributed before the call.
-    pub fn standing(&self, distributed: u64) -> Option<u64> {
-        let log = self.group.log.lock();
-        let offset = log.distributed_to(distributed);
-        let is_standing = log.is_live(self.slot) && self.is_at_head_of(&log) && self.reached.offset <= offset;
-        is_standing.then_some(offset)
-    }
-
-    /// Returns true if the client has received a part of a generation: it has the state of no position.
+    /// Returns true if the client has received a part of merged changes: it has the state of no position.
     pub fn is_draining(&self) -> bool {
         self.draining.is_some()
-    }
-
-    /// Returns the number of events taken.
-    pub fn taken(&self) -> u64 {
-        self.taken
     }
 
     /// Returns the memory of the events that this cursor alone holds and is about to yield.
@@ -200,21 +224,35 @@ impl<F: Frame> Cursor<F> {
         self.draining.as_ref().map_or(0, |draining| draining.size().entries)
     }
 
-    /// Returns a gauge of this cursor that does not keep it alive.
-    pub fn gauge(&self) -> CursorGauge<F> {
-        CursorGauge(self.slot_ref(&self.group.log.lock()))
+    /// Returns the number of events taken.
+    pub fn taken(&self) -> u64 {
+        self.taken
     }
 
-    fn slot_ref(&self, log: &Log<F>) -> SlotRef<F> {
-        SlotRef::new(&self.group, self.slot, log.slots[self.slot].id)
+    /// Returns a gauge of this cursor that does not keep it alive.
+    pub fn gauge(&self) -> CursorGauge<F> {
+        let past = PastGauge::new(&self.cursors.shared.past, &self.port);
+        let queue = self.queue.as_ref().map(|(queue, _)| Arc::downgrade(queue));
+        CursorGauge { past, queue }
     }
 
     /// Ends the time in which every policy behaves as REPLAY: the initial events have been delivered. The policy acts once
     /// the cursor has caught up with its queue for the first time, so that no client loses its queue to a long snapshot.
     pub fn go_live(&mut self) {
-        let mut log = self.group.log.lock();
-        if let State::CatchingUp { has_initial_events } = &mut log.slots[self.slot].state {
-            *has_initial_events = false;
+        if let Some((queue, _)) = &self.queue {
+            queue.go_live();
+        }
+    }
+
+    /// Skips what the client has of what follows, up to the first change that `is_last`, if that is among the first ones.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) fn skip_through(&mut self, is_last: impl Fn(&Change) -> bool) {
+        let backlog = self.cursors.shared.past.history().lock().after_offset(&self.reached());
+        let Ok(Backlog { batches, first, .. }) = backlog else { return };
+        let at = batches.iter().flat_map(|batch| &batch.changes).position(is_last);
+        if let Some(at) = at {
+            let offset = first + at as u64 + 1;
+            self.move_to(ReplayPosition { offset, ..self.at.clone() });
         }
     }
 
@@ -225,7 +263,7 @@ impl<F: Frame> Cursor<F> {
     /// Nothing is taken unless it is returned.
     pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
         // Without `must_fit`, no event is too large.
-        self.poll_take_fitting(cx, max_size, false).map(|taken| taken.unwrap_or(Taken::Parked))
+        self.poll_take_fitting(cx, max_size, false).map(|taken| taken.unwrap_or(Taken::Ended(End::Failed)))
     }
 
     /// Takes the same. With `must_fit`, takes nothing if the next event alone is larger than `max_size`, or its size is not
@@ -240,104 +278,195 @@ impl<F: Frame> Cursor<F> {
         max_size: usize,
         must_fit: bool,
     ) -> Poll<Result<Taken<F>, TooLarge>> {
-        let mut displaced: Option<Waker> = None;
-        let (mut is_freed, mut dropped) = (false, 0);
-        let polled = loop {
+        for _ in 0..MAX_EMPTY_BLOCKS {
             if must_fit && self.draining.as_ref().is_some_and(|draining| !draining.is_done()) {
                 return Poll::Ready(Err(TooLarge(None)));
             }
             if let Some(told) = self.drain(max_size) {
                 return Poll::Ready(Ok(told));
             }
-            let mut log = self.group.log.lock();
-            let next = log.on_take(self.slot, self.queue_size, &mut self.reached);
-            if must_fit && let OnTake::GoLive | OnTake::Read { .. } | OnTake::Freeze = next {
-                let size = log.next_size(self.slot);
-                if size > max_size {
-                    return Poll::Ready(Err(TooLarge(Some(size))));
-                }
-            }
-            let until = match next {
-                OnTake::Read { until } => until,
-                OnTake::Freeze => log.freeze(self.slot, self.queue_size),
-                OnTake::GoLive => {
-                    log.go_live(self.slot);
-                    continue;
-                }
-                OnTake::Follow => {
-                    log.follow(self.slot);
-                    continue;
-                }
-                OnTake::Deliver => {
-                    self.draining = log.take_ready(self.slot);
-                    if let Some(draining) = &self.draining {
-                        self.reached.version = draining.before(&self.reached);
+            if self.is_parked {
+                let Some(from) = self.port.repark(cx.waker()) else {
+                    self.is_resuming = false;
+                    if let Some((queue, _)) = &self.queue {
+                        queue.has_caught_up();
                     }
-                    continue;
-                }
-                OnTake::Merge => {
-                    let is_new = log.merge(self.slot, &self.reached);
-                    displaced = log.park(self.slot, cx.waker());
-                    let slot = self.slot_ref(&log);
-                    drop(log);
-                    if let Some(merger) = self.merger.as_ref().filter(|_| is_new) {
-                        merger.merge(slot);
-                        if !merger.has_threads() {
-                            continue;
+                    return Poll::Pending;
+                };
+                self.is_parked = false;
+                self.skip_to(from);
+            }
+            // Loaded before the end is looked for: everything published before that is read.
+            let has_ended = self.lifetime.end(true).is_some();
+            let head = self.cursors.shared.past.head();
+            let until = match &self.queue {
+                None => u64::MAX,
+                Some((queue, _)) => match ready!(queue.poll_turn(cx, head)) {
+                    // What was counted may be of a past that has begun anew.
+                    _ if self.lifetime.end(false).is_some() => u64::MAX,
+                    Turn::Read(until) => until,
+                    Turn::Moved { to, lost, suppressed } => {
+                        let after = self.at.version.clone();
+                        self.suppressed += suppressed;
+                        self.move_to(to);
+                        if lost > 0 {
+                            self.cursors.shared.stats.dropped.fetch_add(lost, Ordering::Relaxed);
+                            return Poll::Ready(Ok(Taken::Dropped { count: lost, after }));
                         }
+                        continue;
                     }
-                    break Poll::Pending;
-                }
-                OnTake::Drop => {
-                    let (count, after) = log.drop_unread(self.slot, &mut self.reached);
-                    dropped = count;
-                    break Poll::Ready(Taken::Dropped { count, after });
-                }
-                OnTake::Park => break Poll::Ready(Taken::Parked),
-                OnTake::End(end) => break Poll::Ready(Taken::Ended(end)),
-                OnTake::Wait => {
-                    if let Some(end) = &log.end {
-                        break Poll::Ready(Taken::Ended(end.clone()));
+                    Turn::Deliver(draining) => {
+                        self.at.version = draining.before(&self.reached());
+                        self.port.reads(draining.position().offset);
+                        self.draining = Some(draining);
+                        continue;
                     }
-                    displaced = log.park(self.slot, cx.waker());
-                    break Poll::Pending;
-                }
+                    Turn::Ended(end) => return Poll::Ready(Ok(Taken::Ended(end))),
+                },
             };
-            let published = log.measured(self.slot);
-            let (frames, events) = log.read(self.slot, until, max_size, &mut self.reached);
-            is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.writer_signals);
-            self.taken += events;
-            self.stats.delivered.fetch_add(events, Ordering::Relaxed);
-            if let Some(published) = published {
-                self.stats.queued.observe(published.elapsed());
+            if let Some(end) = self.lifetime.end(has_ended && self.at.offset >= head) {
+                return Poll::Ready(Ok(Taken::Ended(end.clone())));
             }
-            break Poll::Ready(Taken::Frames(frames));
-        };
-        drop(displaced);
-        if is_freed {
-            self.group.writer_signals.free();
+            if self.at.offset >= head {
+                self.is_resuming = false;
+                if self.wait(head, cx.waker()) {
+                    return Poll::Pending;
+                }
+                continue;
+            }
+            if must_fit && max_size == 0 {
+                return Poll::Ready(Err(TooLarge(None)));
+            }
+            let kept = self.block.upgrade().filter(|block| self.step < block.steps.len());
+            let block = if let Some(kept) = kept {
+                kept
+            } else {
+                let polled = self.cursors.shared.blocks.poll_block(cx, &self.kind, &self.at, (head, max_size));
+                // What was read may be of a past that has begun anew.
+                if polled.is_ready()
+                    && let Some(end) = self.lifetime.end(false)
+                {
+                    return Poll::Ready(Ok(Taken::Ended(end.clone())));
+                }
+                let Ok(block) = ready!(polled) else {
+                    let end = End::Expired { oldest: self.cursors.shared.oldest() };
+                    return Poll::Ready(Ok(Taken::Ended(end)));
+                };
+                if block.has_failed {
+                    return Poll::Ready(Ok(Taken::Ended(End::Failed)));
+                }
+                (self.block, self.step) = (Arc::downgrade(&block), 0);
+                block
+            };
+            let from = self.at.offset;
+            if let FromBlock::Events(frame, events) = self.take_from(&block, until, max_size, must_fit)? {
+                self.measure(from, events);
+                if self.at.offset >= head {
+                    // Who does not take again for long needs only what follows the next change that concerns it.
+                    self.wait(head, Waker::noop());
+                }
+                return Poll::Ready(Ok(Taken::Frames(smallvec![frame])));
+            }
         }
-        if dropped > 0 {
-            self.stats.dropped.fetch_add(dropped, Ordering::Relaxed);
-        }
-        polled.map(Ok)
+        // Many changes were passed in vain: others come first.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
-    /// Encodes the next part of the generation that is being delivered, outside of any lock.
+    /// Continues at an offset before which nothing concerns the cursor.
+    fn skip_to(&mut self, from: u64) {
+        if from > self.at.offset {
+            self.at.is_gap |= self.cursors.shared.past.has_relist_between(&self.at.version, self.at.offset, from);
+            self.at.offset = from;
+            self.port.reads(from);
+        }
+    }
+
+    /// Waits for what follows the head. Returns false if there is something.
+    fn wait(&mut self, head: u64, waker: &Waker) -> bool {
+        let past = &self.cursors.shared.past;
+        let is_still_there = || past.head() == head && self.lifetime.end(true).is_none();
+        self.is_parked = self.port.park_at_head(self.at.offset, waker, is_still_there);
+        self.is_parked
+    }
+
+    fn move_to(&mut self, at: ReplayPosition) {
+        self.at = at;
+        (self.block, self.step) = (Weak::new(), 0);
+        self.port.reads(self.at.offset);
+    }
+
+    /// Takes the next events of a block, up to an offset.
+    fn take_from(
+        &mut self,
+        block: &Block<F>,
+        until: u64,
+        max_size: usize,
+        must_fit: bool,
+    ) -> Result<FromBlock<F>, TooLarge> {
+        let start = self.step.checked_sub(1).map_or(0, |last| block.steps[last].end);
+        let (mut end, mut events, mut suppressed, mut last, mut too_large) = (start, 0, 0, None, None);
+        while let Some(step) = block.steps.get(self.step) {
+            let size = step.end - start;
+            if step.is_event && size > max_size && (events > 0 || must_fit) {
+                too_large = (events == 0).then_some(TooLarge(Some(size)));
+                break;
+            }
+            events += u64::from(step.is_event);
+            suppressed += step.suppressed;
+            (end, last) = (step.end, Some(&step.position));
+            self.step += 1;
+            if step.position.offset >= until {
+                break;
+            }
+        }
+        if let Some(last) = last {
+            self.at.clone_from(last);
+            self.port.reads(self.at.offset);
+        }
+        self.suppressed += suppressed;
+        if let Some((queue, _)) = &self.queue
+            && queue.note_read(&self.at, events, suppressed)
+        {
+            self.cursors.shared.signals.free();
+        }
+        if let Some(too_large) = too_large {
+            return Err(too_large);
+        }
+        if events == 0 {
+            return Ok(FromBlock::Nothing);
+        }
+        Ok(FromBlock::Events(block.frame.slice(start..end), events))
+    }
+
+    /// Counts events that were taken after an offset, and measures the time since they were published now and then.
+    fn measure(&mut self, from: u64, events: u64) {
+        let is_measured = self.taken % MEASURED_TAKES + events >= MEASURED_TAKES;
+        self.taken += events;
+        let Shared { past, stats, .. } = &*self.cursors.shared;
+        stats.delivered.fetch_add(events, Ordering::Relaxed);
+        if is_measured && let Some(at) = past.history().lock().recorded_after(from) {
+            stats.queued.observe(Instant::now().saturating_duration_since(at));
+        }
+    }
+
+    /// Encodes the next part of what has merged, outside of any lock.
     fn drain(&mut self, max_size: usize) -> Option<Taken<F>> {
         let mut draining = self.draining.take()?;
         let taken = (!draining.is_done()).then(|| {
-            let (frame, events) = draining.encode::<F>(&self.reached, &self.group.format, max_size);
+            let (frame, events) = draining.encode::<F>(&self.reached(), &self.kind.format, max_size);
             self.taken += events;
-            self.stats.delivered.fetch_add(events, Ordering::Relaxed);
+            self.cursors.shared.stats.delivered.fetch_add(events, Ordering::Relaxed);
             Taken::Frames(smallvec![frame])
         });
-        // Reached also if all of its events have vanished.
         if draining.is_done() {
-            self.reached = draining.after(&self.reached);
+            // Reached also if all of its events have vanished.
+            let HistoryPosition { version, .. } = draining.after(&self.reached());
             self.suppressed += draining.suppressed();
+            self.move_to(ReplayPosition { version, ..draining.position().clone() });
+        } else {
+            self.draining = Some(draining);
         }
-        self.draining = Some(draining).filter(|draining| !draining.is_done());
         taken
     }
 
@@ -351,54 +480,14 @@ impl<F: Frame> Cursor<F> {
     }
 }
 
-// === impl CursorGauge ===
-
-impl<F: Frame> CursorGauge<F> {
-    /// Returns by how many events the cursor lags behind the newest of its selection; `None` if it was dropped.
-    pub fn lag(&self) -> Option<u64> {
-        self.0.read(|log, slot| log.head - slot.position)
-    }
-
-    /// Returns the age of the oldest event that waits for the cursor; `None` if it was dropped.
-    pub fn waiting(&self) -> Option<Waiting> {
-        self.0.read(Log::waiting)
-    }
-
-    /// Returns what the policy does with the cursor; `None` if it was dropped.
-    pub fn state(&self) -> Option<CursorState> {
-        self.0.read(|_, slot| CursorState::from(&slot.state))
-    }
-
-    /// Returns the number of events that the cursor has lost under DROP and that its reader has not taken yet.
-    pub fn unreported_losses(&self) -> u64 {
-        self.0.read(Log::unreported_losses).unwrap_or_default()
-    }
-
-    /// Returns true if the cursor was evicted under BLOCK, and its reader has not dropped it yet.
-    pub fn is_evicted(&self) -> bool {
-        self.0.read(|_, slot| matches!(slot.state, State::Ended(End::SlowConsumer))).unwrap_or_default()
-    }
-}
-
 impl<F: Frame> Drop for Cursor<F> {
     fn drop(&mut self) {
-        // Bound to names, so that the slot's waker is dropped after the lock.
-        let (slot, is_freed, is_vacant) = {
-            let mut log = self.group.log.lock();
-            let mut slot = log.unsubscribe(self.slot);
-            let is_freed = slot.unblock(&self.group.writer_signals, Instant::now());
-            (slot, is_freed, log.slots.is_empty())
-        };
-        if let Some(merger) = &self.merger {
-            merger.unregister(slot.id);
+        self.cursors.shared.past.remove(self.number);
+        if let Some((_, number)) = self.queue.take() {
+            self.cursors.remove(number);
         }
-        if is_freed {
-            self.group.writer_signals.free();
-        }
-        if is_vacant {
-            self.group.writer_signals.vacate(self.group.id);
-        }
-        for counter in [&self.stats.cursors, &self.stats.watchers] {
+        self.kind.leave();
+        for counter in [&self.cursors.shared.stats.cursors, &self.cursors.shared.stats.watchers] {
             counter.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -406,12 +495,6 @@ impl<F: Frame> Drop for Cursor<F> {
 
 impl<F: Frame> fmt::Debug for Cursor<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cursor")
-            .field("selection", &self.group.selection)
-            .field("reached", &self.reached)
-            .finish_non_exhaustive()
+        f.debug_struct("Cursor").field("selection", &self.kind.selection).field("at", &self.at).finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests;

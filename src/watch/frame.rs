@@ -1,4 +1,4 @@
-//! Content of a group's log: slices of an arena in which every event was encoded once.
+//! Encoded events: slices of an arena.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -92,8 +92,7 @@ pub struct Delivery {
     pub coalesced: u32,
 }
 
-/// Events by reference: the [`Frame`] of programs with watches in the same process. Its unit of size is the event; so the sizes of
-/// queues ([`BroadcasterConfig::queue_size`](super::BroadcasterConfig::queue_size)) count events, as their lengths do.
+/// Events by reference: the [`Frame`] of programs with watches in the same process. Its unit of size is the event.
 #[derive(Debug, Clone)]
 pub struct Deliveries {
     events: Arc<[Delivery]>,

@@ -12,13 +12,19 @@
 //! - Changes between the start and the end of a relist are unknown: neither state has an object that was created and deleted in
 //!   between. A version strictly in between is expired, even inside the window.
 
+mod eviction;
 mod past;
 mod reader;
+mod replaying;
+mod wakeups;
 
 use std::{collections::VecDeque, sync::Arc};
 
 use tokio::time::Instant;
 
+#[cfg(feature = "server")]
+pub(crate) use self::wakeups::wake_task;
+pub(super) use self::{past::Port, wakeups::wake_all};
 pub use self::{
     past::{Past, PastGauge},
     reader::{LaneEvent, Read, Reader, SelectedBatch},
@@ -34,6 +40,10 @@ use crate::{
 pub(crate) struct History {
     bounds: Retention,
     batches: VecDeque<RecordedBatch>,
+    evicted: Evicted,
+    /// Position before everything that is kept, and the version at which the batch before that has ended.
+    begin: HistoryPosition,
+    before: ResourceVersion,
     /// Oldest position that a watch can resume from.
     oldest: HistoryPosition,
     /// Time at which its version was applied.
@@ -45,12 +55,26 @@ pub(crate) struct History {
     /// Batches with changes that were [ahead](Batch::ahead): the offset of the first change, and the highest version. Only
     /// those that went further than all before them, so that both increase.
     ahead: VecDeque<(u64, ResourceVersion)>,
-    /// Last evicted relist without changes: a client at its offset may not have passed it.
+    /// Last dropped relist without changes: a client at its offset may not have passed it.
     evicted_relist: Option<HistoryPosition>,
     /// Offsets of the relists that are kept, and of the last one before them.
     relists: VecDeque<u64>,
     events: usize,
     bytes: usize,
+}
+
+/// First batches of a history, which were evicted and are kept for a queue.
+#[derive(Debug)]
+struct Evicted {
+    batches: usize,
+    events: usize,
+    bytes: usize,
+    /// Each eviction of which something is kept: the number of batches, and the position after them.
+    evictions: VecDeque<(usize, HistoryPosition)>,
+    /// Offset from which on some queue needs the changes: what is evicted is kept for it, and with that at most twice the bounds.
+    needed: u64,
+    /// End of what must be counted or merged soon, because more is kept than the bounds; 0 if that is nothing.
+    kept_until: u64,
 }
 
 /// Changes that a watch has missed.
@@ -64,8 +88,6 @@ pub struct Backlog {
     pub has_more: bool,
     /// True if a relist, evicted since, came before the first batch.
     pub is_after_gap: bool,
-    /// Number of changes of the first batch that the client already has.
-    pub passed: u64,
 }
 
 /// Reason why a watch cannot resume from a version.
@@ -114,6 +136,9 @@ impl History {
         Self {
             bounds,
             batches: VecDeque::new(),
+            evicted: Evicted::default(),
+            begin: begin.clone(),
+            before: begin.version.clone(),
             oldest: begin.clone(),
             oldest_at: Instant::now(),
             current: begin,
@@ -136,8 +161,8 @@ impl History {
         self.oldest_at
     }
 
-    /// Returns the position before everything that is kept.
-    pub(crate) fn begin(&self) -> &HistoryPosition {
+    /// Returns the same with its offset.
+    pub(crate) fn oldest_position(&self) -> &HistoryPosition {
         &self.oldest
     }
 
@@ -172,7 +197,8 @@ impl History {
         if batch.is_gap() {
             self.relists.push_back(self.current.offset);
         }
-        let what = CompactBatch::new(batch);
+        let before = self.batches.back().map_or(&self.before, |last| last.what.after());
+        let what = CompactBatch::new(batch, before);
         let alive = Alive::new(Kind::Record, what.bytes());
         let recorded = RecordedBatch { at: now, offset: self.current.offset, what, _alive: alive };
         self.current.offset = recorded.end();
@@ -180,59 +206,6 @@ impl History {
         self.bytes += recorded.what.bytes();
         self.batches.push_back(recorded);
         self.evict_old(now);
-    }
-
-    /// Evicts the oldest batches past the bounds. The caller repeats it periodically: a quiet resource records nothing.
-    pub(crate) fn evict_old(&mut self, now: Instant) {
-        while let (Some(oldest), Some(newest)) = (self.batches.front(), self.batches.back()) {
-            let is_newest = oldest.what.after() == newest.what.after();
-            // More changes may come at this version, or a watch that resumes from it needs its late changes again.
-            let has_to_stay = self.current.version != self.applied || newest.what.is_late();
-            let is_needed = is_newest && *newest.what.after() == self.applied && has_to_stay;
-            if is_needed {
-                break;
-            }
-            let mut version = oldest.what.after().clone();
-            let count = self.batches.partition_point(|recorded| *recorded.what.after() <= version);
-            let end = self.batches[count - 1].end();
-            let ahead = self.ahead.partition_point(|(offset, _)| *offset < end);
-            let ahead_of = ahead.checked_sub(1).map(|last| &self.ahead[last].1);
-            if ahead_of.is_some_and(|ahead| *ahead > self.current.version) {
-                break;
-            }
-            let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
-            let is_over = self.events > self.bounds.events || self.bytes > self.bounds.size;
-            if !is_old && (!is_over || is_newest) {
-                break;
-            }
-            for recorded in self.batches.drain(..count) {
-                self.events -= recorded.what.events();
-                self.bytes -= recorded.what.bytes();
-                self.oldest.offset = recorded.end();
-                self.oldest_at = recorded.at;
-                if recorded.what.events() == 0 {
-                    let version = recorded.what.after().clone();
-                    self.evicted_relist = Some(HistoryPosition { version, offset: recorded.offset });
-                }
-                if recorded.what.is_late() {
-                    version = recorded.what.after().next();
-                }
-            }
-            let ahead_of = self.ahead.drain(..ahead).next_back().map(|(_, ahead)| ahead);
-            for passed in ahead_of.into_iter().chain([self.oldest.version.clone()]) {
-                version = if passed > version { passed } else { version };
-            }
-            // A version that only a relist has closed may be incomplete without that relist.
-            let next = self.batches.front();
-            let relist = next.and_then(|next| Some((next.what.relist_from_before(&version)?, next.at)));
-            if let Some((_, at)) = relist {
-                self.oldest_at = at;
-            }
-            self.oldest.version = relist.map_or(version, |(relist, _)| relist.after.clone());
-            while self.relists.get(1).is_some_and(|second| *second <= self.oldest.offset) {
-                self.relists.pop_front();
-            }
-        }
     }
 
     /// Returns the offset of the last relist before an offset, or at it; `None` if there is none.
@@ -243,12 +216,12 @@ impl History {
     /// Returns the batches with changes from an offset on, at which one begins, up to another one at which one ends, but at most so many changes and at
     /// least one batch; each with the offset of the last relist up to it. `None` if they are no longer kept.
     pub(crate) fn read(&self, from: u64, to: u64, most: usize) -> Option<Vec<PastBatch>> {
-        if from < self.oldest.offset {
+        if from < self.begin.offset {
             return None;
         }
         let first = self.batches.partition_point(|recorded| recorded.end() <= from);
         let (mut batches, mut changes) = (Vec::new(), 0);
-        let mut before = first.checked_sub(1).map_or(&self.oldest.version, |last| self.batches[last].what.after());
+        let mut before = first.checked_sub(1).map_or(&self.before, |last| self.batches[last].what.after());
         for recorded in self.batches.range(first..).take_while(|recorded| recorded.end() <= to) {
             if changes >= most {
                 break;
@@ -273,23 +246,26 @@ impl History {
         }
         // The reader may not have passed a relist without changes yet.
         let first = self.batches.partition_point(|recorded| recorded.end() <= offset && recorded.offset < offset);
-        let is_before = |relist: &HistoryPosition| relist.offset == offset && reached.version < relist.version;
-        let is_after_gap = self.evicted_relist.as_ref().is_some_and(is_before);
+        let is_after_gap = self.is_evicted_relist_after(&reached.version, offset);
         Ok(Backlog { is_after_gap, ..self.backlog(first) })
     }
 
     /// Returns the changes strictly after `version`, from the first of these batches on.
+    #[cfg(any(test, feature = "kubernetes-api"))]
     pub(crate) fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
         Ok(self.backlog(self.first_after(version)?))
     }
 
+    /// Returns the offset from which a client continues that has everything up to a version; it may be inside of what it has.
+    pub(crate) fn position_after(&self, version: &ResourceVersion) -> Result<u64, NotInHistory> {
+        let first = self.first_after(version)?;
+        Ok(self.batches.get(first).map_or(self.current.offset, |recorded| recorded.offset))
+    }
+
     /// Returns the offset from which on [`Self::read`] has all changes that the state at a complete version lacks, beside others.
     pub(crate) fn offset_after(&self, version: &ResourceVersion) -> Result<u64, NotInHistory> {
-        let first = self.first_after(version)?;
-        if *version > self.current.version {
-            return Err(NotInHistory::Future);
-        }
-        Ok(self.batches.get(first).map_or(self.current.offset, |recorded| recorded.offset))
+        let offset = self.position_after(version)?;
+        if *version > self.current.version { Err(NotInHistory::Future) } else { Ok(offset) }
     }
 
     /// Returns the index of the first batch with changes strictly after `version`.
@@ -339,7 +315,7 @@ impl History {
         let offset = self.batches.get(first).map_or(self.current.offset, |recorded| recorded.offset);
         let mut backlog = Backlog { first: offset, ..Backlog::default() };
         let (mut events, mut bytes) = (0, 0);
-        let mut before = first.checked_sub(1).map_or(&self.oldest.version, |last| self.batches[last].what.after());
+        let mut before = first.checked_sub(1).map_or(&self.before, |last| self.batches[last].what.after());
         for RecordedBatch { what, .. } in self.batches.range(first..) {
             if events >= BACKLOG_EVENTS || bytes >= BACKLOG_BYTES {
                 backlog.has_more = true;
@@ -355,16 +331,11 @@ impl History {
     }
 }
 
-// === impl Backlog ===
+// === impl Evicted ===
 
-impl Backlog {
-    /// Skips the changes up to the one that a client received last, if that is among these.
-    #[cfg(feature = "kubernetes-api")]
-    pub fn skip_through(&mut self, is_last: impl Fn(&Change) -> bool) {
-        let find = |(at, batch): (usize, &Arc<Batch>)| Some((at, batch.changes.iter().position(&is_last)?));
-        let Some((at, index)) = self.batches.iter().enumerate().find_map(find) else { return };
-        self.first += self.batches.drain(..at).map(|batch| batch.changes.len() as u64).sum::<u64>();
-        self.passed = index as u64 + 1;
+impl Default for Evicted {
+    fn default() -> Self {
+        Self { batches: 0, events: 0, bytes: 0, evictions: VecDeque::new(), needed: u64::MAX, kept_until: 0 }
     }
 }
 
@@ -380,10 +351,12 @@ impl RecordedBatch {
 // === impl CompactBatch ===
 
 impl CompactBatch {
-    fn new(batch: Arc<Batch>) -> Self {
+    /// Returns a batch that follows the end of another one.
+    fn new(batch: Arc<Batch>, before: &ResourceVersion) -> Self {
+        let follows = !batch.is_relist && !batch.is_open && !batch.is_late() && batch.before == *before;
         match &batch.changes[..] {
             [Change { old, new: Some(new), version, cause: Cause::Change, .. }]
-                if !batch.is_relist && !batch.is_open && version == new.version() && *version == batch.after =>
+                if follows && version == new.version() && *version == batch.after =>
             {
                 Self::Upsert { old: old.clone(), new: Arc::clone(new) }
             }
@@ -427,6 +400,10 @@ impl CompactBatch {
 
     fn is_late(&self) -> bool {
         matches!(self, Self::Batch(batch) if batch.is_late())
+    }
+
+    fn is_gap(&self) -> bool {
+        matches!(self, Self::Batch(batch) if batch.is_gap())
     }
 
     fn events(&self) -> usize {

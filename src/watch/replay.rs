@@ -4,13 +4,17 @@
 //! have received live: events carry the version before their batch, and the batch's last event in the selection the batch's
 //! own.
 
+mod counted;
+mod lookahead;
+
 use std::{collections::VecDeque, sync::Arc};
 
-use super::{
-    Frame, GroupEvent,
-    selected::{Outcome, outcome},
+pub(super) use self::{
+    counted::{Counted, Total},
+    lookahead::{Lookahead, Stop},
 };
-use crate::model::{Batch, HistoryPosition, ResourceVersion, Selection, Transition};
+use super::{Frame, GroupEvent};
+use crate::model::{Batch, Change, EventType, HistoryPosition, ResourceVersion, Selection, Transition};
 
 /// Batches that are still to be replayed, and the position of the client.
 #[derive(Debug)]
@@ -27,6 +31,22 @@ pub struct Replay {
     version: ResourceVersion,
     /// True if there was a relist since the last event.
     is_gap: bool,
+}
+
+/// Consequence of a change for the watchers of a selection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Event(Transition),
+    /// A MODIFIED that is none in the format.
+    Suppressed,
+}
+
+/// Event of a replay: with its batch, its change and its transition.
+pub(super) struct Replayed<'a> {
+    pub(super) event: GroupEvent<'a>,
+    pub(super) batch: &'a Batch,
+    pub(super) change: &'a Change,
+    pub(super) transition: Transition,
 }
 
 /// Position in a replay, which with the batches determines everything that follows.
@@ -97,11 +117,21 @@ impl Replay {
     /// Evaluates the next change, or ends a batch. Appends the event of a selection that this completes, if any; returns
     /// their number. Selection and format must be the same for the whole replay.
     pub fn step<F: Frame>(&mut self, selection: &Selection, format: &F::Format, arena: &mut F::Arena) -> u64 {
+        self.next::<F>(selection, format, |replayed| F::encode(arena, format, &replayed.event))
+    }
+
+    /// Does the same, and passes the event to `sink`.
+    pub(super) fn next<F: Frame>(
+        &mut self,
+        selection: &Selection,
+        format: &F::Format,
+        sink: impl FnOnce(Replayed<'_>),
+    ) -> u64 {
         let Some(batch) = self.batches.front().cloned() else { return 0 };
         self.is_gap |= batch.is_gap() && !self.has_passed(&batch);
         let Some(change) = batch.changes.get(self.at) else {
             let end = self.not_before(batch.safe());
-            let told = self.encode_held::<F>(&batch, &end, format, arena);
+            let told = self.pass_held(&batch, &end, sink);
             self.is_gap &= told == 0;
             self.version = end;
             self.batches.pop_front();
@@ -113,7 +143,7 @@ impl Replay {
         match outcome::<F>(selection, format, &batch, change).filter(|_| !is_known) {
             Some(Outcome::Event(transition)) => {
                 let before = self.not_before(&batch.before);
-                told = self.encode_held::<F>(&batch, &before, format, arena);
+                told = self.pass_held(&batch, &before, sink);
                 self.held = Some((at, transition));
             }
             Some(Outcome::Suppressed) if self.held.is_some() => self.suppressed.1 += 1,
@@ -136,22 +166,34 @@ impl Replay {
         if *version < self.version { self.version.clone() } else { version.clone() }
     }
 
-    /// Encodes the event that was held back, at a version.
-    fn encode_held<F: Frame>(
-        &mut self,
-        batch: &Batch,
-        version: &ResourceVersion,
-        format: &F::Format,
-        arena: &mut F::Arena,
-    ) -> u64 {
+    /// Passes on the event that was held back, at a version.
+    fn pass_held(&mut self, batch: &Batch, version: &ResourceVersion, sink: impl FnOnce(Replayed<'_>)) -> u64 {
         let Some((at, transition)) = self.held.take() else { return 0 };
         self.suppressed.0 += std::mem::take(&mut self.suppressed.1);
-        let Some(notice) = GroupEvent::new(&batch.changes[at], transition, version) else { return 0 };
-        let notice = GroupEvent { relisted: self.is_gap, open: batch.is_open, ..notice };
-        F::encode(arena, format, &notice);
+        let change = &batch.changes[at];
+        let Some(event) = GroupEvent::new(change, transition, version) else { return 0 };
+        let event = GroupEvent { relisted: self.is_gap, open: batch.is_open, ..event };
+        sink(Replayed { event, batch, change, transition });
         self.version.clone_from(version);
         1
     }
+}
+
+/// Returns the consequence of a change. It depends on the two states of the change alone: so it is the same live and for a client
+/// that resumes. A client has the old state, because each change before it was sent, or suppressed as equal.
+///
+/// Changes of a relist are never suppressed: a client that was cut off inside of a batch, and resumes before it, may have
+/// received a state in between from the server that had this batch.
+fn outcome<F: Frame>(selection: &Selection, format: &F::Format, batch: &Batch, change: &Change) -> Option<Outcome> {
+    let transition = selection.transition(change)?;
+    let states = change.old.as_deref().zip(change.new.as_deref());
+    let is_suppressed = |(had, now)| F::is_suppressed(format, had, now);
+    let may_be_suppressed = transition.event_type == EventType::Modified && !batch.is_gap();
+    Some(if may_be_suppressed && states.is_some_and(is_suppressed) {
+        Outcome::Suppressed
+    } else {
+        Outcome::Event(transition)
+    })
 }
 
 #[cfg(test)]

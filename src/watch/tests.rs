@@ -1,11 +1,11 @@
 //! Tests of the public interface: the guarantees of a Broadcaster and its cursors, with small worlds of objects to publish.
 
 mod block;
+mod blocks;
 mod budget;
-mod deferred;
 #[cfg(feature = "cel")]
+mod ends;
 mod expressions;
-mod filling;
 mod merging;
 mod panics;
 mod policies;
@@ -13,9 +13,9 @@ pub(crate) mod property;
 mod reader;
 mod stress;
 mod text;
+mod threads;
 mod upstream;
 mod versions;
-mod window;
 
 use std::{
     collections::BTreeMap,
@@ -125,17 +125,28 @@ fn broadcaster<F: Frame>(at: u128) -> Broadcaster<F> {
     Broadcaster::new(BroadcasterConfig::default(), version(at))
 }
 
+/// Returns the end of a cursor whose next events the history does not have any more.
+fn expired(oldest: u128) -> Item {
+    Ended(End::Expired { oldest: version(oldest) })
+}
+
+/// Begins a new history at a version.
+fn rewrite<F: Frame>(broadcaster: &mut Broadcaster<F>, number: u128) {
+    let offset = broadcaster.reached().offset + 1;
+    let begin = HistoryPosition { version: version(number), offset };
+    broadcaster.start_new_history(&End::HistoryRewritten, History::new(BroadcasterConfig::default().retention, begin));
+}
+
 /// Result of a cursor, event by event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Item {
     /// Type, name and resume version.
     Event(EventType, String, u128),
     Dropped(u64, u128),
-    Parked,
     Ended(End),
 }
 
-use Item::{Dropped, Ended, Parked};
+use Item::{Dropped, Ended};
 
 fn event(event_type: EventType, name: &str, version: u128) -> Item {
     Item::Event(event_type, name.to_owned(), version)
@@ -153,7 +164,6 @@ fn items(taken: Taken<Deliveries>) -> Vec<Item> {
     match taken {
         Taken::Frames(frames) => frames.iter().flat_map(Deliveries::as_slice).map(item).collect(),
         Taken::Dropped { count, after } => vec![Dropped(count, after.number())],
-        Taken::Parked => vec![Parked],
         Taken::Ended(end) => vec![Ended(end)],
     }
 }
@@ -171,7 +181,7 @@ fn drain(cursor: &mut Cursor<Deliveries>) -> Vec<Item> {
     let mut all = Vec::new();
     loop {
         let taken = take(cursor, usize::MAX);
-        let is_over = taken.is_empty() || matches!(taken[..], [Ended(_) | Parked]);
+        let is_over = taken.is_empty() || matches!(taken[..], [Ended(_)]);
         all.extend(taken);
         if is_over {
             return all;
@@ -184,7 +194,7 @@ async fn read_to_end(mut cursor: Cursor<Deliveries>, max_size: usize) -> Vec<Ite
     let mut all = Vec::new();
     loop {
         all.extend(items(cursor.take(max_size).await));
-        if let Some(Ended(_) | Parked) = all.last() {
+        if let Some(Ended(_)) = all.last() {
             return all;
         }
     }

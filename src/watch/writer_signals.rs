@@ -1,51 +1,42 @@
-//! Notifications from cursors to the writer: slots with room again, and groups without readers.
+//! Signals from cursors under BLOCK to the writer.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use tokio::{sync::Notify, time::Instant};
 
 use super::{budget::SharedBudget, config::BroadcasterStats, policy::OnFull};
-use crate::sync::Mutex;
+use crate::sync::AtomicU64;
 
-/// State shared by a Broadcaster and its groups.
+/// State shared by a writer and the queues that may hold it back.
 #[derive(Debug)]
 pub(super) struct WriterSignals {
-    /// Budget of the resource, which the slots that hold the writer back draw on.
+    /// Budget of the resource, which the queues that hold the writer back draw on.
     budget: SharedBudget,
     freed: Notify,
-    /// Groups whose last reader has unsubscribed; some may have a reader again.
-    vacant: Mutex<Vec<usize>>,
-    /// Number of slots that were ever added.
-    slots: AtomicU64,
+    /// Lower bound of the offsets at which a queue under BLOCK may be full.
+    full_at: AtomicU64,
     stats: Arc<BroadcasterStats>,
 }
 
 // === impl WriterSignals ===
 
 impl WriterSignals {
-    /// Returns a state in which no slot holds the writer back.
+    /// Returns a state in which no queue holds the writer back.
     pub(super) fn new(block_timeout: Duration, stats: Arc<BroadcasterStats>) -> Self {
-        let budget = SharedBudget::new(block_timeout, Instant::now());
-        Self { budget, freed: Notify::new(), vacant: Mutex::default(), slots: AtomicU64::new(0), stats }
+        let (budget, full_at) = (SharedBudget::new(block_timeout, Instant::now()), AtomicU64::default());
+        full_at.store(u64::MAX, Ordering::SeqCst);
+        Self { budget, freed: Notify::new(), full_at, stats }
     }
 
-    /// Returns the id of a new slot.
-    pub(super) fn next_slot_id(&self) -> u64 {
-        self.slots.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// Adds a slot that holds the writer back.
+    /// Adds a queue that holds the writer back.
     pub(super) fn block(&self, now: Instant) {
         self.budget.begin(now);
     }
 
-    /// Removes a slot that held the writer back. Returns true if it was the last one: the caller then wakes the writer
+    /// Removes a queue that held the writer back. Returns true if it was the last one: the caller then wakes the writer
     /// ([`Self::free`]) once it holds no lock.
     pub(super) fn unblock(&self, now: Instant) -> bool {
         let Some(waited) = self.budget.end(now) else { return false };
@@ -53,7 +44,7 @@ impl WriterSignals {
         true
     }
 
-    /// Counts a slot that the writer does not wait for.
+    /// Counts a queue that the writer does not wait for.
     pub(super) fn count(&self, follows: OnFull) {
         let counter = match follows {
             OnFull::End => &self.stats.evicted,
@@ -72,7 +63,7 @@ impl WriterSignals {
         self.budget.left(now)
     }
 
-    /// Returns the time until which the writer waits; `None` if no slot holds it back.
+    /// Returns the time until which the writer waits; `None` if no queue holds it back.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.budget.spent_at()
     }
@@ -82,13 +73,17 @@ impl WriterSignals {
         self.freed.notified().await;
     }
 
-    /// Records that the last reader of a group has unsubscribed.
-    pub(super) fn vacate(&self, group: usize) {
-        self.vacant.lock().push(group);
+    /// Lets the writer look at the queues once it has published this offset.
+    pub(super) fn look_at(&self, offset: u64) {
+        self.full_at.fetch_min(offset, Ordering::SeqCst);
     }
 
-    /// Takes the groups that were vacated since the last call.
-    pub(super) fn take_vacant(&self) -> Vec<usize> {
-        std::mem::take(&mut *self.vacant.lock())
+    /// Returns true if a queue may be full at an offset. Then the caller looks at all, and notes the next offset for each.
+    pub(super) fn may_be_full(&self, offset: u64) -> bool {
+        let is_due = self.full_at.load(Ordering::SeqCst) <= offset;
+        if is_due {
+            self.full_at.store(u64::MAX, Ordering::SeqCst);
+        }
+        is_due
     }
 }

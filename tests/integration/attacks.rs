@@ -10,11 +10,11 @@
 //! | silent and slow connections, exhausted file descriptors | [`silent`], `connections.rs` (TLS handshakes, half requests of each method, limits) |
 //! | connections opened and closed in quick succession | [`silent`] |
 //! | Watches and Lists of large objects, windows of one byte | [`stuck`], `windows.rs`, `memory.rs`, `transport/tests/unsent.rs` (paused time) |
-//! | Watches without a window, each with its own selection | [`stuck`], `watch/tests/window.rs` |
+//! | Watches without a window, each with its own selection | [`stuck`], `watch/tests/versions.rs` |
 //! | one more stuck List again and again | [`stuck`], `memory.rs` (snapshots are held once, calls that end above the limit) |
 //! | clients that never read, under each policy | [`unread`], `slow_client.rs` (events sent to each) |
-//! | Watches, Untils and Lists with expressions at the limit | [`stuck`], `expressions.rs`, `watch/tests/expressions.rs`, `watch/tests/deferred.rs` |
-//! | many selections, many stuck Watches under COALESCE | [`stuck`], `watch/tests/deferred.rs`, `watch/tests/merging.rs` |
+//! | Watches, Untils and Lists with expressions at the limit | [`stuck`], `expressions.rs`, `watch/tests/expressions.rs` |
+//! | many selections, many stuck Watches under COALESCE | [`stuck`], `watch/tests/merging.rs` |
 //! | Lists by 9,000 values, which are rejected | `refusals.rs` |
 //! | Lists by 256 values | [`stuck`] |
 //! | many expressions to be compiled | [`stuck`], `grpc/query.rs`, `turns/fair_semaphore.rs` (fair shares of the compiler) |

@@ -72,7 +72,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 use self::{
     harness::FUTURE_WAIT,
     pod::Key,
-    record::{End, Plan, Share},
+    record::{Plan, Share},
     script::{Config as ScriptConfig, ResumeFrom, Script, Step, any_script},
     selection::Selection,
     totals::Totals,
@@ -199,7 +199,7 @@ fn plain_plan() -> Plan {
 
 /// Returns a script with one client under COALESCE that does not read. Its group's threads fall behind when much is written at
 /// once, and `more` writes follow before the client reads.
-fn outlives_its_group(more: usize) -> Script {
+fn falls_behind(more: usize) -> Script {
     let few = |events| Bounds { events, ..wide_config().history };
     // With large bodies each cycle of the writer takes two.
     let config = ScriptConfig { has_time: false, padding: 33_000, history: few(3), retention: few(1), ..wide_config() };
@@ -208,16 +208,6 @@ fn outlives_its_group(more: usize) -> Script {
     let say = |count: usize| Step::Say((0..count).map(|_| (put(("shop", "a")), 1)).collect());
     let steps = [Step::Open(0, plan), Step::Read(0, 9), say(2), say(12), say(more), Step::Read(0, 9)];
     Script { config, first: Vec::new(), steps: steps.into(), settles: true }
-}
-
-/// Under COALESCE a client merges without its group, and continues when the threads have fallen behind the history.
-#[test]
-fn a_coalescing_client_continues_without_its_group() {
-    let script = outlives_its_group(1);
-    check(&script, &mut Totals::default()).unwrap();
-    let run = harness::run(&script);
-    let [segment] = &*run.records[0].segments else { panic!("it has come back") };
-    assert!(matches!(&segment.end, End::Status(status, _) if status.reason == "DRAINING"), "{:?}", segment.end);
 }
 
 /// Changes that a bookmark has counted as suppressed are not counted again when the changes after it merge, also if the server has
@@ -306,11 +296,26 @@ fn a_watch_in_the_place_of_a_closed_one_has_one_turn() {
     check(&script, &mut Totals::default()).unwrap();
 }
 
-/// The history advances without being published, because the only group has ended.
+/// A watch of a Subscribe stream that has resumed from an open version is not served together with others before that is complete: it
+/// has what they have not, and its version does not decrease.
 #[test]
-fn merging_threads_are_idle_when_all_groups_have_ended() {
-    for more in 2..20 {
-        check(&outlives_its_group(more), &mut Totals::default()).unwrap();
+fn a_watch_that_is_ahead_of_others_is_served_alone() {
+    let share = Some(Share { pauses: false, has_new_ids: false, is_twin: false });
+    let plan = Plan { share, sends_initial_events: false, ..plain_plan() };
+    let [a, b] = [("shop", "a"), ("shop", "b")];
+    let (open, reads) = (|| Step::SayOpen(vec![put(a)], 1), || Step::Read(0, 9));
+    let opened = [Step::Open(0, plan), reads(), open(), reads(), Step::Leave(0, 0)];
+    let resumes = [Step::Resume(0, ResumeFrom::Old(0)), open(), reads(), open(), reads()];
+    let then = [Step::Relist(vec![(put(a), 1), (put(b), 1)], 0), reads()];
+    let steps = opened.into_iter().chain(resumes).chain(then).collect();
+    check(&Script { config: wide_config(), first: Vec::new(), steps, settles: true }, &mut Totals::default()).unwrap();
+}
+
+/// The history drops what a client under COALESCE needs before a thread has merged it.
+#[test]
+fn a_coalescing_client_expires_when_threads_fall_behind_the_history() {
+    for more in 1..20 {
+        check(&falls_behind(more), &mut Totals::default()).unwrap();
     }
 }
 

@@ -88,7 +88,6 @@ fn check_resource(stats: &pb::ResourceStats, metrics: &Metrics) {
         ("watch_sent_bytes_total", stats.bytes_sent),
         ("watch_events_dropped_total", stats.dropped),
         ("watch_changes_suppressed_total", stats.suppressed),
-        ("watchers_parked", stats.parked),
         ("cache_body_bytes", stats.cache_bytes),
         ("history_bytes", stats.history_bytes),
         ("expression_errors_total", stats.expression_errors),

@@ -173,8 +173,8 @@ const (
 	// have spent it alone is ended with RESOURCE_EXHAUSTED / SLOW_CONSUMER; any other is served as under REPLAY until it
 	// has read as many events as its queue is long, and so is a new watch.
 	FullChannelPolicy_FULL_CHANNEL_POLICY_BLOCK FullChannelPolicy = 2
-	// Nobody waits and nothing is lost: the client keeps its position; when it lags far behind it is parked, and
-	// continues from the history. When the history no longer reaches back to it: OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED.
+	// Nobody waits and nothing is lost: the client keeps its position in the history. When the history no longer reaches
+	// back to it: OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED.
 	FullChannelPolicy_FULL_CHANNEL_POLICY_REPLAY FullChannelPolicy = 3
 	// Changes merge per key while the client lags: it receives each key's latest state, one generation of changes after
 	// the other, with the number of further events that each message stands for. The version advances with the last
@@ -616,7 +616,7 @@ const (
 	WatcherState_WATCHER_STATE_BLOCKING WatcherState = 5
 	// Under COALESCE: changes merge, or the merged ones are being sent.
 	WatcherState_WATCHER_STATE_COALESCING WatcherState = 6
-	// Holds only a version, and has not begun to read the history.
+	// Its rights have changed: the server searches for the objects that leave or enter.
 	WatcherState_WATCHER_STATE_PARKED WatcherState = 7
 	// Has ended. Since: operations.
 	WatcherState_WATCHER_STATE_ENDED WatcherState = 8
@@ -1457,7 +1457,7 @@ type WatchResponse struct {
 	Coalesced uint32 `protobuf:"varint,8,opt,name=coalesced,proto3" json:"coalesced,omitempty"`
 	// For relays. With ADDED, MODIFIED, DELETED and BOOKMARK, in a Watch under REPLAY: between the previous version on this
 	// stream and this one the server has relisted, so changes in between may be unknown, and no server can resume from a
-	// version strictly in between. A BOOKMARK's is repeated with the next change.
+	// version strictly in between.
 	Relisted bool `protobuf:"varint,9,opt,name=relisted,proto3" json:"relisted,omitempty"`
 	// For relays, which apply such changes at once as an open batch. With ADDED, MODIFIED and DELETED: more changes at or
 	// below the object's version may come, so resource_version is still the one before; a client resumes as always, and
@@ -4454,7 +4454,8 @@ type Watcher struct {
 	Policy FullChannelPolicy `protobuf:"varint,6,opt,name=policy,proto3,enum=informerd.v1.FullChannelPolicy" json:"policy,omitempty"`
 	// In events.
 	QueueLength uint32 `protobuf:"varint,7,opt,name=queue_length,json=queueLength,proto3" json:"queue_length,omitempty"`
-	// The number of events it lags behind; 0 while it is parked.
+	// The number of events that wait for it, if they were counted, or else that of the changes of all selections; 0 while it
+	// is parked.
 	Queued uint32 `protobuf:"varint,8,opt,name=queued,proto3" json:"queued,omitempty"`
 	// Events sent, initial events included.
 	Sent uint64 `protobuf:"varint,9,opt,name=sent,proto3" json:"sent,omitempty"`
@@ -4466,7 +4467,7 @@ type Watcher struct {
 	Since *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=since,proto3" json:"since,omitempty"`
 	// Time of its last progress: the client read something.
 	LastProgress *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=last_progress,json=lastProgress,proto3" json:"last_progress,omitempty"`
-	// It has fallen behind what is kept for it, holds a version, and continues from the history.
+	// Its state is WATCHER_STATE_PARKED.
 	Parked bool `protobuf:"varint,14,opt,name=parked,proto3" json:"parked,omitempty"`
 	// Its state. Since: limits.
 	State WatcherState `protobuf:"varint,15,opt,name=state,proto3,enum=informerd.v1.WatcherState" json:"state,omitempty"`

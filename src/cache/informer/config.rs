@@ -54,12 +54,10 @@ pub struct InformerStats {
     pub history_events: AtomicU64,
     /// Bytes that the history holds now: bodies that only the history needs, and the records.
     pub history_bytes: AtomicU64,
-    /// Events sent from the history to watches that resumed or were parked, counted each time.
+    /// Events sent to watches that resumed, until they had caught up.
     pub replayed: AtomicU64,
     /// States of earlier versions computed from the history.
     pub past_states: AtomicU64,
-    /// Times that a watch was parked.
-    pub parked: AtomicU64,
     /// Time from the receipt of a change from the upstream until the cache has it: of one change of each publish cycle.
     pub applied: DurationHistogram,
     /// Time from the creation of an object upstream until its addition was distributed: of one addition of each publish cycle, if

@@ -11,18 +11,18 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Command, InformerShared, InformerStats, JoinError, Joined, Start, Stopped};
+use super::{Command, InformerShared, InformerStats, JoinError, Joined, Start, Stopped, not_in_history};
 use crate::{
     cache::{HealthReport, ProgressDemand, Provenance, Snapshot, SourceHealth, SyncState},
     model::{HistoryPosition, Indexers, Namespaces, ResourceVersion},
-    watch::{Backfill, BroadcasterStats, Frame, Subscribe},
+    watch::{BroadcasterStats, Cursor, Cursors, Frame, NotInHistory, Replay, Subscribe},
 };
 
 /// Reading side of an [`Informer`](super::Informer); clones share it.
 pub struct InformerHandle<F: Frame> {
     pub(super) shared: Arc<InformerShared>,
     pub(super) commands: mpsc::Sender<Command<F>>,
-    pub(super) backfill: Arc<Backfill<F>>,
+    pub(super) cursors: Arc<Cursors<F>>,
 }
 
 /// Contacts with the upstream after which the state has caught up: the first may answer an earlier request, and the state has the
@@ -145,12 +145,7 @@ impl<F: Frame> InformerHandle<F> {
 
     /// Returns the counters of distribution; `None` before the first state.
     pub fn watch_stats(&self) -> Option<Arc<BroadcasterStats>> {
-        self.shared.watch_stats.load_full()
-    }
-
-    /// Returns the cache of encoded backlogs.
-    pub fn backfill(&self) -> &Arc<Backfill<F>> {
-        &self.backfill
+        self.shared.snapshot.load().is_some().then(|| Arc::clone(self.cursors.stats()))
     }
 
     /// Waits for a state that the predicate accepts, the present one included. The predicate runs on each state whose version
@@ -252,20 +247,29 @@ impl<F: Frame> InformerHandle<F> {
         }
     }
 
-    /// Starts a watch at a position that one has reached.
-    pub(super) async fn join_after(
-        self,
-        reached: HistoryPosition,
-        subscribe: Subscribe<F>,
-    ) -> Result<Joined<F>, JoinError> {
-        self.join(Start::AfterOffset(reached), subscribe).await
+    /// Returns the cursor of a client that has everything up to a position, where it continues.
+    pub(super) fn cursor_at(&self, subscribe: Subscribe<F>, reached: HistoryPosition, has_gap: bool) -> Cursor<F> {
+        self.cursors.resume(subscribe, reached, has_gap)
+    }
+
+    /// Returns the first changes after a version.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) fn backlog_after(&self, version: &ResourceVersion) -> Result<crate::watch::Backlog, JoinError> {
+        let history = self.shared.past.history().lock();
+        history.after(version).map_err(|error| not_in_history(&history, error))
+    }
+
+    /// Returns the replay of what follows a position, up to an offset that was published.
+    pub(super) fn replay(&self, after: &HistoryPosition, to: u64) -> Result<Replay, JoinError> {
+        let history = self.shared.past.history().lock();
+        history.replay_after(after, to).ok_or_else(|| not_in_history(&history, NotInHistory::Expired))
     }
 }
 
 impl<F: Frame> Clone for InformerHandle<F> {
     fn clone(&self) -> Self {
-        let backfill = Arc::clone(&self.backfill);
-        Self { shared: Arc::clone(&self.shared), commands: self.commands.clone(), backfill }
+        let cursors = Arc::clone(&self.cursors);
+        Self { shared: Arc::clone(&self.shared), commands: self.commands.clone(), cursors }
     }
 }
 

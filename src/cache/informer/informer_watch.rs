@@ -255,7 +255,7 @@ impl Joined {
                 joined => break joined?,
             }
         };
-        let (watcher, snapshot) = CacheWatcher::new(informer, subscribe, joined, None);
+        let (watcher, snapshot) = CacheWatcher::new(informer, subscribe, joined);
         let selection = &watcher.subscribe().selection;
         // Another index may have this name, or none.
         let is_kept = |index: &IndexMatch| snapshot.indexers().get(&index.name) == Some(&index.func);
@@ -295,7 +295,7 @@ impl Joined {
                 }
                 Ok(WatchStep::Dropped { count, after }) => return Poll::Ready(WatchItem::Dropped { count, after }),
                 // Any size fits, and the namespaces of this watch do not change.
-                Ok(WatchStep::Moved | WatchStep::Reselected(_)) | Err(TooLarge(_)) => continue,
+                Ok(WatchStep::Reselected(_)) | Err(TooLarge(_)) => continue,
                 Ok(WatchStep::Ended(end)) => end,
                 Ok(WatchStep::NotResumed(error)) => end_of(error),
             };

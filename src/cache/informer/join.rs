@@ -1,11 +1,9 @@
 //! Start of a watch: its position, its result, and its errors.
 
-use std::pin::Pin;
-
 use crate::{
     cache::Snapshot,
-    model::{HistoryPosition, ResourceVersion},
-    watch::{Backlog, Cursor, Frame},
+    model::ResourceVersion,
+    watch::{Cursor, Frame},
 };
 
 /// Start of a watch.
@@ -13,27 +11,20 @@ use crate::{
 pub enum Start {
     /// Version at the moment of joining.
     Now,
-    /// Last complete version: the backlog has the changes above it. The snapshot is the state at it, unless there are many of them:
+    /// Last complete version: the cursor has the changes above it. The snapshot is the state at it, unless there are many of them:
     /// then it is that of now, as its version shows.
     Complete,
     /// Strictly after this version.
     After(ResourceVersion),
-    /// Position of a cursor of this informer, in changes ([`HistoryPosition::offset`]), possibly inside a batch.
-    AfterOffset(HistoryPosition),
 }
-
-/// Join that a watch waits for.
-pub(super) type Joining<F> = Pin<Box<dyn Future<Output = Result<Joined<F>, JoinError>> + Send>>;
 
 /// Watch that has joined: its start, and every later event.
 #[derive(Debug)]
 pub struct Joined<F: Frame> {
     /// State at the moment of joining.
     pub snapshot: Snapshot,
-    /// Changes between the requested version and the moment of joining, or the first part of them.
-    pub backlog: Backlog,
-    /// Reader of everything after the snapshot. `None` if the backlog has more: the caller joins again after its last version.
-    pub cursor: Option<Cursor<F>>,
+    /// Reader of everything after the requested version, or after the snapshot.
+    pub cursor: Cursor<F>,
     /// Number of the history of these versions: [`InformerHandle::history_id`](super::InformerHandle::history_id) at the moment of
     /// joining.
     pub history_id: u64,
@@ -68,15 +59,3 @@ pub enum JoinError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the informer has stopped")]
 pub struct Stopped;
-
-// === impl Start ===
-
-impl Start {
-    /// Returns the version up to which the client has everything; `None` if it has no version of its own.
-    pub(super) fn version(&self) -> Option<&ResourceVersion> {
-        match self {
-            Self::After(version) | Self::AfterOffset(HistoryPosition { version, .. }) => Some(version),
-            Self::Now | Self::Complete => None,
-        }
-    }
-}

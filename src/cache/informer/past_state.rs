@@ -97,7 +97,7 @@ impl<F: Frame> InformerHandle<F> {
             (old != new).then_some(NetChange { old, new })
         });
         let changes = differing.collect();
-        if self.shared.past.history().lock().begin().offset > later.snapshot.offset() {
+        if self.shared.past.history().lock().oldest_position().offset > later.snapshot.offset() {
             // It may be another history, in which the first version is that of another state.
             return Err((not_in_history(&self.shared.past.history().lock(), NotInHistory::Expired), from.clone()));
         }
@@ -115,7 +115,7 @@ impl<F: Frame> InformerHandle<F> {
         let history = self.shared.past.history();
         let (begin, version, end) = {
             let history = history.lock();
-            let HistoryPosition { version, offset } = history.begin().clone();
+            let HistoryPosition { version, offset } = history.oldest_position().clone();
             (offset, version, history.current().offset)
         };
         // An offset that is not reached yet is of another history.
@@ -154,7 +154,7 @@ impl<F: Frame> InformerHandle<F> {
         let begin = {
             let history = past.history().lock();
             // A history that has begun anew since has nothing of the snapshot.
-            let is_of_history = snapshot.offset() >= history.begin().offset;
+            let is_of_history = snapshot.offset() >= history.oldest_position().offset;
             if is_of_history { history.offset_after(version) } else { Err(NotInHistory::Expired) }
         };
         let mut offset = begin.map_err(expired)?;

@@ -1,4 +1,4 @@
-//! Order in which readers get a new state: its snapshot, the watchers' logs, the distributed version, the waiting callers.
+//! Order in which readers get a new state: its snapshot, the published offset, the distributed version, the waiting callers.
 //!
 //! A model test explores it together with the reading threads (`tests/model.rs`).
 
@@ -17,11 +17,7 @@ impl<F: Frame> Writer<F> {
     /// Publishes the new state to readers, then to watchers, then the position that watchers may have reached.
     pub(super) fn publish(&mut self, batches: &[Arc<Batch>]) {
         let Some(live) = &mut self.live else { return };
-        let (distributed, begin) = {
-            let history = self.shared.past.history().lock();
-            self.shared.measure_history(&history);
-            (Arc::new(history.current().clone()), history.begin().clone())
-        };
+        let distributed = Arc::new(self.shared.past.history().lock().current().clone());
         let snapshot = Arc::new(live.indexer.snapshot());
         let is_first =
             self.shared.snapshot.load().as_ref().is_none_or(|last| last.history_id() != snapshot.history_id());
@@ -32,12 +28,11 @@ impl<F: Frame> Writer<F> {
         if let Some(received) = received {
             self.shared.stats.applied.observe(received.elapsed());
         }
-        self.shared.past.publish(batches);
-        live.broadcaster.publish(batches);
+        self.broadcaster.publish_recorded(batches);
+        self.shared.measure_history(&self.shared.past.history().lock());
         if received.is_some() {
             self.shared.measure_creation(batches, self.config.creation_time);
         }
-        live.broadcaster.drop_before(&begin);
         self.shared.note_gap(batches);
         self.shared.distributed.store(Some(distributed));
         self.shared.waiters.wake(reached);

@@ -14,15 +14,15 @@ use std::{
     collections::{HashMap, HashSet},
     mem,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
-use super::{InformerHandle, Joined, join::Joining};
+use super::InformerHandle;
 use crate::{
     cache::{JoinError, Scan, Snapshot},
     model::{Cause, EventType, HistoryPosition, Namespaces, Object, ObjectKey, ResourceVersion, Selection, Transition},
-    watch::{Deliveries, Delivery, Frame, Replay, Subscribe},
+    watch::{Deliveries, Delivery, Frame, Replay},
 };
 
 /// Objects that leave the selection of a watch or enter it at one version, because its namespaces have changed.
@@ -42,25 +42,22 @@ pub struct Reselection {
 }
 
 /// Search for the state of a watch at its position.
-pub(super) struct Reselecting<F: Frame> {
+pub(super) struct Reselecting {
     pub(super) from: Arc<Selection>,
+    to: Arc<Selection>,
     /// Selection of all objects whose namespaces may differ.
     differing: Selection,
     pub(super) reached: HistoryPosition,
     /// True if a relist on the way to the position must still be reported to the client.
     pub(super) has_gap: bool,
+    /// Later state; none before the first step.
+    snapshot: Option<Snapshot>,
+    /// Changes up to that which are being read.
+    replay: Option<Box<Replay>>,
     /// Position up to which the changes were read.
     read: HistoryPosition,
-    subscribe: Subscribe<F>,
     /// State of each changed object before its first change; `None` if it did not exist.
     changed: HashMap<ObjectKey, Option<Arc<Object>>>,
-    step: Step<F>,
-}
-
-enum Step<F: Frame> {
-    Joining(Joining<F>),
-    /// Changes up to the snapshot, if there is one, or the first part of them.
-    Reading(Box<Replay>, Option<Snapshot>),
 }
 
 /// Maximum time of one step.
@@ -95,16 +92,10 @@ fn is_in(selection: &Selection, namespace: &str) -> bool {
 
 // === impl Reselecting ===
 
-impl<F: Frame> Reselecting<F> {
-    /// Begins the search at a position that a watch has reached with the selection `from`; `subscribe` has the new one.
-    pub(super) fn new(
-        informer: &InformerHandle<F>,
-        from: Arc<Selection>,
-        subscribe: Subscribe<F>,
-        reached: HistoryPosition,
-        has_gap: bool,
-    ) -> Self {
-        let namespaces = match (&from.namespaces, &subscribe.selection.namespaces) {
+impl Reselecting {
+    /// Begins the search at a position that a watch has reached with the selection `from`.
+    pub(super) fn new(from: Arc<Selection>, to: Arc<Selection>, reached: HistoryPosition, has_gap: bool) -> Self {
+        let namespaces = match (&from.namespaces, &to.namespaces) {
             (Some(from), Some(to)) => {
                 let differs = |namespace: &&str| from.contains(namespace) != to.contains(namespace);
                 Some(from.iter().chain(to.iter()).filter(differs).collect::<Namespaces>())
@@ -112,13 +103,12 @@ impl<F: Frame> Reselecting<F> {
             (None, _) | (_, None) => None,
         };
         let differing = Selection { namespaces, ..Selection::clone(&from) };
-        let step = Step::Joining(Box::pin(informer.clone().join_after(reached.clone(), subscribe.clone())));
         let read = reached.clone();
-        Self { from, differing, reached, has_gap, read, subscribe, changed: HashMap::new(), step }
+        Self { from, to, differing, reached, has_gap, snapshot: None, replay: None, read, changed: HashMap::new() }
     }
 
     /// Searches further, for a short time. A history other than `history_id` has no such position.
-    pub(super) fn poll(
+    pub(super) fn poll<F: Frame>(
         &mut self,
         cx: &mut Context<'_>,
         informer: &InformerHandle<F>,
@@ -126,50 +116,46 @@ impl<F: Frame> Reselecting<F> {
     ) -> Poll<Result<Option<Box<Reselection>>, JoinError>> {
         let ends_at = Instant::now() + SLICE;
         loop {
-            match &mut self.step {
-                Step::Joining(joining) => {
-                    let Joined { snapshot, backlog, cursor, history_id: joined } = ready!(joining.as_mut().poll(cx))?;
-                    if joined != history_id {
-                        return Poll::Ready(Ok(None));
-                    }
-                    let replay = Replay::new(backlog.batches, backlog.first, self.read.clone());
-                    self.step = Step::Reading(Box::new(replay), cursor.map(|_| snapshot));
-                }
-                Step::Reading(replay, snapshot) => {
-                    let mut events = Vec::new();
-                    for _ in 0..CHANGES {
-                        replay.step::<Deliveries>(&self.differing, &(), &mut events);
-                    }
-                    for event in events {
-                        let key = event.object.key().clone();
-                        self.changed.entry(key).or_insert_with(|| before(event));
-                    }
-                    if replay.is_done() {
-                        if let Some(snapshot) = snapshot.take() {
-                            return Poll::Ready(Ok(Some(Box::new(self.finish(snapshot)))));
-                        }
-                        self.read = replay.reached();
-                        let joining = informer.clone().join_after(self.read.clone(), self.subscribe.clone());
-                        self.step = Step::Joining(Box::pin(joining));
-                    } else if Instant::now() >= ends_at {
-                        cx.waker().wake_by_ref();
-                        return Poll::Pending;
-                    }
-                }
+            if self.snapshot.is_none() {
+                self.snapshot = informer.snapshot().map(|snapshot| Snapshot::clone(&snapshot));
+            }
+            let Some(snapshot) = &self.snapshot else { return Poll::Ready(Err(JoinError::NotSynced)) };
+            if self.read.offset >= snapshot.offset() {
+                let is_same = informer.history_id() == history_id;
+                return Poll::Ready(Ok(self.finish().filter(|_| is_same).map(Box::new)));
+            }
+            let replay = match &mut self.replay {
+                Some(replay) => replay,
+                none => none.insert(Box::new(informer.replay(&self.read, snapshot.offset())?)),
+            };
+            let mut events = Vec::new();
+            for _ in 0..CHANGES {
+                replay.step::<Deliveries>(&self.differing, &(), &mut events);
+            }
+            for event in events {
+                let key = event.object.key().clone();
+                self.changed.entry(key).or_insert_with(|| before(event));
+            }
+            if replay.is_done() {
+                self.read = replay.reached();
+                self.replay = None;
+            } else if Instant::now() >= ends_at {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
         }
     }
 
-    fn finish(&mut self, snapshot: Snapshot) -> Reselection {
+    fn finish(&mut self) -> Option<Reselection> {
         let mut earlier = Vec::new();
         let changed = mem::take(&mut self.changed).into_iter().map(|(key, state)| {
             earlier.extend(state);
             key
         });
         let changed = changed.collect();
-        let (from, to) = (Arc::clone(&self.from), Arc::clone(&self.subscribe.selection));
+        let (from, to) = (Arc::clone(&self.from), Arc::clone(&self.to));
         let (scan, version) = (Scan::of(&self.differing), self.reached.version.clone());
-        Reselection { snapshot, scan, earlier, version, changed, from, to }
+        Some(Reselection { snapshot: self.snapshot.take()?, scan, earlier, version, changed, from, to })
     }
 }
 

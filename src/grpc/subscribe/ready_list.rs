@@ -11,6 +11,8 @@ use std::{
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
+use crate::watch::wake_task;
+
 /// Keys of the bodies that were woken since the stream took them.
 ///
 /// A key is pushed before the task is woken, and the task takes the keys after it has registered its waker: no wake-up is lost.
@@ -64,7 +66,7 @@ impl Wake for WatchWaker {
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.is_listed.swap(true, Ordering::SeqCst) {
             self.list.keys.lock().push(self.key);
-            self.list.task.wake();
+            self.list.task.take().into_iter().for_each(wake_task);
         }
     }
 }

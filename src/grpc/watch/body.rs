@@ -141,11 +141,7 @@ impl WatchBody {
         let opened_state = resource.informer.state();
         let (has_initial_events, is_bookmark_first) = (begin == Begin::InitialEvents, begin == Begin::Bookmark);
         let is_resumed = matches!(begin, Begin::After(_));
-        let after = match begin {
-            Begin::After(version) => Some(version),
-            Begin::InitialEvents | Begin::Bookmark => None,
-        };
-        let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined, after);
+        let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined);
         let initial = has_initial_events.then(|| {
             let held = resource.calls.snapshots().hold(&snapshot, watcher.stream()).with_permit(opened.permit);
             let events = InitialEvents::new(snapshot, watch.subscribe(), &service, opened.has_batches).holding(held);
@@ -222,7 +218,7 @@ impl WatchBody {
         match self.stage() {
             None => pb::WatcherState::InitialEvents,
             Some(WatcherStage::Replay) => pb::WatcherState::CatchingUp,
-            Some(WatcherStage::Joining) => pb::WatcherState::Parked,
+            Some(WatcherStage::Reselecting) => pb::WatcherState::Parked,
             Some(WatcherStage::Live) => pb::WatcherState::Live,
         }
     }
@@ -303,8 +299,9 @@ impl WatchBody {
                 if has_state && self.watch.reselect(namespaces) {
                     self.enters_stage();
                     // Until the change is complete, the client has a state from which it cannot resume.
+                    let relisted = self.watch.take_gap();
                     let bookmark = self.bookmark(pb::Bookmark::default());
-                    return self.send(&[bookmark]);
+                    return self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
                 }
                 ApiError::AccessChanged
             }
@@ -440,7 +437,6 @@ impl WatchBody {
                 let dropped = frame::dropped(self.watch.version(), count, &after);
                 self.send(&[dropped]);
             }
-            Poll::Ready(Ok(WatchStep::Moved)) => {}
             Poll::Ready(Ok(WatchStep::Reselected(reselection))) => {
                 let held = self.resource.calls.snapshots().hold(&reselection.snapshot, self.watcher.stream());
                 let events = InitialEvents::of_reselection(reselection).holding(held);

@@ -31,7 +31,7 @@ use crate::{
 use crate::{
     model::{Change, ObjectKey},
     proto::LineFormat,
-    watch::FullChannelPolicy,
+    watch::{Backlog, FullChannelPolicy},
 };
 
 /// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
@@ -125,7 +125,7 @@ impl LineOptions {
         if let Some(LastChange { key, version: last }) = &self.last
             && history == resource.informer.history(joined.history_id, None)
         {
-            joined.backlog.skip_through(|Change { old, new, version, .. }| {
+            joined.cursor.skip_through(|Change { old, new, version, .. }| {
                 let is_version = version == last || new.as_ref().is_some_and(|new| new.version() == last);
                 is_version && new.as_ref().or(old.as_ref()).is_some_and(|object| object.key() == key)
             });
@@ -146,20 +146,11 @@ async fn resume_point(
     service.can_replace(resource, &from)?;
     service.reached(resource, Some(&from), future_wait).await?;
     let before = from.previous();
-    // Only for its backlog: it is dropped at once.
-    let subscribe = Subscribe {
-        selection: Arc::new(Selection::default()),
-        format: crate::proto::PayloadFormat::Metadata.into(),
-        queue: QueueOptions { policy: FullChannelPolicy::Replay, ..resource.queue },
-        client: crate::watch::Client::Watch,
-        initial_events: false,
-    };
-    match resource.informer.join(Start::After(before.clone()), subscribe).await {
-        Ok(joined) => {
-            let at = joined.backlog.batches.iter().flat_map(|batch| &batch.changes);
-            let count = at.filter(|change| change.version == from).take(2).count();
-            let is_relist = joined.backlog.batches.first().is_some_and(|batch| batch.is_relist && batch.after == from);
-            Ok(if count > 1 || is_relist { before } else { from })
+    match resource.informer.backlog_after(&before) {
+        Ok(Backlog { batches, .. }) => {
+            let count = batches.iter().flat_map(|batch| &batch.changes).filter(|change| change.version == from).take(2);
+            let is_relist = batches.first().is_some_and(|batch| batch.is_relist && batch.after == from);
+            Ok(if count.count() > 1 || is_relist { before } else { from })
         }
         // The history begins at this version, or the batch is one of several versions: a relist, of which the rest may be missing.
         Err(JoinError::Expired { oldest, current }) if oldest < from => {
@@ -359,7 +350,7 @@ async fn join(
 ) -> Result<Joined<WireFrame>, ApiError> {
     let from = match &start {
         Start::After(from) => Some(from),
-        Start::Now | Start::Complete | Start::AfterOffset(_) => None,
+        Start::Now | Start::Complete => None,
     };
     loop {
         match (resource.informer.join(start.clone(), subscribe.clone()).await, from) {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::{
     grpc::{
@@ -19,7 +20,7 @@ use crate::{
     model::{ResourceVersion, Selection},
     proto::pb,
     transport::StreamHandle,
-    watch::{CursorGauge, CursorState, PastGauge, Waiting},
+    watch::{CursorGauge, CursorState, PastGauge},
 };
 
 /// Record of a body, or of a lane.
@@ -170,13 +171,9 @@ impl BodyRecord {
 
     /// Returns the age of the oldest event of the resource that waits; zero if there is none.
     pub(super) fn lag(&self, resource: &ServedResource) -> Duration {
-        let since = match self.gauge().as_ref().and_then(Gauge::waiting) {
-            Some(Waiting::Nothing) => None,
-            Some(Waiting::Since(at)) => Some(at),
-            Some(Waiting::After(Some(version))) => resource.informer.waiting_since(&version),
-            Some(Waiting::After(None)) | None => {
-                self.reached().1.and_then(|version| resource.informer.waiting_since(&version))
-            }
+        let since = match self.gauge() {
+            Some(gauge) => gauge.waiting_since(),
+            None => self.reached().1.and_then(|version| resource.informer.waiting_since(&version)),
         };
         since.map_or(Duration::ZERO, |at| at.elapsed())
     }
@@ -219,22 +216,22 @@ impl Gauge {
     /// Returns the number of events that wait.
     fn lag(&self) -> u64 {
         match self {
-            Self::Cursor(cursor) => cursor.lag().unwrap_or_default(),
+            Self::Cursor(cursor) => cursor.lag(),
             Self::Reader(reader, length) => reader.lag().min(*length),
         }
     }
 
-    fn waiting(&self) -> Option<Waiting> {
+    /// Returns the time at which the oldest change was published that waits.
+    fn waiting_since(&self) -> Option<Instant> {
         match self {
-            Self::Cursor(cursor) => cursor.waiting(),
-            Self::Reader(reader, _) if reader.lag() == 0 => Some(Waiting::Nothing),
-            Self::Reader(..) => Some(Waiting::After(None)),
+            Self::Cursor(cursor) => cursor.waiting_since(),
+            Self::Reader(reader, _) => reader.waiting_since(),
         }
     }
 
     fn state(&self) -> Option<CursorState> {
         match self {
-            Self::Cursor(cursor) => cursor.state(),
+            Self::Cursor(cursor) => Some(cursor.state()),
             Self::Reader(..) => None,
         }
     }

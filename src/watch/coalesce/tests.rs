@@ -15,6 +15,10 @@ fn version(number: u128) -> ResourceVersion {
     ResourceVersion::decimal(number)
 }
 
+fn position(offset: u64) -> ReplayPosition {
+    ReplayPosition { version: version(1), offset, is_gap: false }
+}
+
 fn object(name: &str, uid: &str, app: &str, number: u128) -> Arc<Object> {
     let json = format!(r#"{{"metadata":{{"name":"{name}","uid":"{uid}","labels":{{"app":"{app}"}}}},"n":{number}}}"#);
     Arc::new(Object::from_json(Bytes::from(json), "x", version(number)).unwrap())
@@ -42,7 +46,7 @@ fn merged_in(selection: &Selection, changes: &[Change], is_relist: bool) -> Gene
 
 fn told(generation: Generation, max_size: usize) -> Vec<Delivery> {
     let (mut telling, before) =
-        (generation.drain(9, true, |_, _| false), HistoryPosition { version: version(1), offset: 3 });
+        (generation.drain(position(9), true, |_, _| false), HistoryPosition { version: version(1), offset: 3 });
     let is_empty = telling.is_done();
     let mut all = Vec::new();
     while !telling.is_done() {
@@ -175,13 +179,14 @@ fn old_states_are_held_while_they_may_be_delivered() {
     let size = a1.body().len();
     let modified = merged(&Selection::default(), &[change(Some(&a1), Some(&a2), 2)]);
     assert_eq!((modified.size().had, modified.size().bodies), (size, 2 * size));
-    let telling = modified.drain(9, false, |_, _| false);
+    let telling = modified.drain(position(9), false, |_, _| false);
     assert_eq!((telling.size().had, telling.size().bodies), (0, size));
     assert_eq!(Arc::strong_count(&a1), 1);
     drop(telling);
-    let modified = merged(&Selection::default(), &[change(Some(&a1), Some(&a2), 2)]).drain(9, true, |_, _| false);
+    let modified =
+        merged(&Selection::default(), &[change(Some(&a1), Some(&a2), 2)]).drain(position(9), true, |_, _| false);
     assert_eq!((modified.size().had, modified.size().bodies), (size, 2 * size), "a frame with the previous state");
-    let deleted = merged(&Selection::default(), &[change(Some(&a1), None, 2)]).drain(9, false, |_, _| false);
+    let deleted = merged(&Selection::default(), &[change(Some(&a1), None, 2)]).drain(position(9), false, |_, _| false);
     assert_eq!((deleted.size().had, deleted.size().bodies), (size, size));
 }
 
@@ -258,12 +263,12 @@ proptest! {
 fn the_size_of_a_draining_generation_is_its_list_and_its_bodies() {
     let states = ["a", "b", "c", "d"].map(|name| object(name, "u", "web", 1));
     let came = states.each_ref().map(|state| change(None, Some(state), 1));
-    let size = merged(&Selection::default(), &came).drain(9, true, |_, _| false).size();
+    let size = merged(&Selection::default(), &came).drain(position(9), true, |_, _| false).size();
     let bodies: usize = states.iter().map(|state| state.body().len()).sum();
     assert!(size.entries >= 4 * size_of::<CoalescedEvent>(), "{size:?}");
     assert_eq!((size.bodies, size.had), (bodies, 0));
     let gone = states.each_ref().map(|state| change(Some(state), None, 2));
-    let size = merged(&Selection::default(), &gone).drain(9, true, |_, _| false).size();
+    let size = merged(&Selection::default(), &gone).drain(position(9), true, |_, _| false).size();
     assert_eq!((size.bodies, size.had), (bodies, bodies), "old states are held for it alone");
 }
 
@@ -287,7 +292,7 @@ fn a_merged_change_is_suppressed_if_it_leaves_what_the_client_has() {
         [(&a1, &a2, 2), (&a2, &a3, 3)].map(|(old, new, at)| change(Some(old), Some(new), at));
     let is_suppressed = |had: &Object, now: &Object| had.labels() == now.labels();
     let drain_in = |changes: &[Change], is_relist| {
-        let telling = merged_in(&Selection::default(), changes, is_relist).drain(9, false, is_suppressed);
+        let telling = merged_in(&Selection::default(), changes, is_relist).drain(position(9), false, is_suppressed);
         (telling.drained.iter().map(|event| event.event_type).collect::<Vec<_>>(), telling.suppressed())
     };
     let drain = |changes: &[Change]| drain_in(changes, false);

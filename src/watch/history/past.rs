@@ -13,15 +13,17 @@
 //! without that selection.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     fmt,
     sync::{Arc, atomic::Ordering},
     task::Waker,
 };
 
 use slab::Slab;
+use smallvec::SmallVec;
+use tokio::time::Instant;
 
-use super::History;
+use super::{History, wakeups::wake_all};
 use crate::{
     model::{Batch, HistoryPosition, ResourceVersion, Selection},
     sync::{AtomicBool, AtomicU64, Mutex},
@@ -33,6 +35,8 @@ pub struct Past {
     history: Mutex<History>,
     /// Offset up to which readers may read: the snapshot has everything before it.
     head: AtomicU64,
+    /// Offset after the last relist; 0 without one.
+    relisted: AtomicU64,
     ports: Mutex<Ports>,
     has_ended: AtomicBool,
 }
@@ -40,25 +44,43 @@ pub struct Past {
 /// Ports, and the selections of their readers.
 #[derive(Debug, Default)]
 struct Ports {
-    selections: Slab<(Arc<Port>, Arc<Selection>)>,
-    /// Numbers of the selections, by the values that a change has.
+    members: Slab<Member>,
+    /// Numbers of the members, by the values that a change has.
     routes: Routes,
     /// Ports with selections that see every change, by their addresses.
     unrouted: HashMap<usize, Unrouted, foldhash::fast::RandomState>,
+    /// Selections of the members, each once.
+    selections: Slab<SharedSelection>,
+    by_selection: HashMap<Arc<Selection>, usize>,
     /// Numbers that a change has found: empty between two cycles, which use its memory again.
     found: Vec<usize>,
+}
+
+/// Selection of a port, by its key.
+#[derive(Debug)]
+struct Member {
+    port: Arc<Port>,
+    selection: usize,
+}
+
+#[derive(Debug)]
+struct SharedSelection {
+    selection: Arc<Selection>,
+    members: usize,
+    /// Number of the last batch for which it was evaluated, and if it selects something of that.
+    evaluated: (u64, bool),
 }
 
 #[derive(Debug)]
 struct Unrouted {
     port: Arc<Port>,
-    /// Numbers of the selections that see every change.
-    selections: BTreeSet<usize>,
+    /// Keys of the selections that see every change, one for each member.
+    selections: SmallVec<[usize; 2]>,
 }
 
 /// Part of a reader that others see.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(in crate::watch) struct Port {
     state: Mutex<PortState>,
     /// Offset up to which the reader has read; while it is parked, it may have read more.
     at: AtomicU64,
@@ -93,6 +115,7 @@ impl Past {
         Self {
             history: Mutex::new(History::new(bounds, begin)),
             head: AtomicU64::default(),
+            relisted: AtomicU64::default(),
             ports: Mutex::default(),
             has_ended: AtomicBool::default(),
         }
@@ -103,45 +126,48 @@ impl Past {
     }
 
     /// Replaces the history by an empty one, in which nobody can continue to read. Wakes the readers, which notice that.
-    pub(crate) fn restart(&self, history: History) {
+    pub(in crate::watch) fn restart(&self, history: History) {
         self.head.store(history.current().offset, Ordering::SeqCst);
         *self.history.lock() = history;
-        self.unpark_all();
+        self.unpark_all(0);
     }
 
     /// Lets readers read up to the end of the recorded batches, of which these were added since the last call. The snapshot must have
     /// them.
-    pub(crate) fn publish(&self, batches: &[Arc<Batch>]) {
+    pub(in crate::watch) fn publish(&self, batches: &[Arc<Batch>]) {
         let count: usize = batches.iter().map(|batch| batch.changes.len()).sum();
         let head = self.history.lock().current().offset;
+        if batches.iter().any(|batch| batch.is_gap()) {
+            self.relisted.store(head + 1, Ordering::SeqCst);
+        }
         self.head.store(head, Ordering::SeqCst);
         let mut wakers = Vec::new();
         self.ports.lock().post(batches, head.saturating_sub(count as u64), &mut wakers);
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     /// Wakes every reader although nothing was published.
-    pub(crate) fn notify(&self) {
+    pub(in crate::watch) fn notify(&self) {
         let wakers: Vec<Waker> = {
             let ports = self.ports.lock();
-            ports.selections.iter().filter_map(|(_, (port, _))| port.state.lock().waker.take()).collect()
+            ports.members.iter().filter_map(|(_, member)| member.port.state.lock().waker.take()).collect()
         };
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     /// Records that nothing will be published any more.
-    pub(crate) fn end(&self) {
+    pub(in crate::watch) fn end(&self) {
         self.has_ended.store(true, Ordering::SeqCst);
-        self.unpark_all();
+        // Who is parked has everything, also if the history has dropped what does not concern it.
+        self.unpark_all(self.head());
     }
 
-    fn unpark_all(&self) {
+    fn unpark_all(&self, from: u64) {
         let mut wakers = Vec::new();
-        for (_, (port, _)) in &self.ports.lock().selections {
-            let from = port.state.lock().from;
+        for (_, Member { port, .. }) in &self.ports.lock().members {
             port.unpark(from, &mut wakers);
         }
-        wakers.into_iter().for_each(Waker::wake);
+        wake_all(wakers);
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -153,32 +179,53 @@ impl Past {
         self.head.load(Ordering::SeqCst)
     }
 
+    /// Returns true if a relist follows a position, before another offset.
+    pub(in crate::watch) fn has_relist_between(&self, version: &ResourceVersion, offset: u64, to: u64) -> bool {
+        self.relisted.load(Ordering::SeqCst) > offset && self.history.lock().has_relist_between(version, offset, to)
+    }
+
     /// Adds a selection to a port. Returns its number.
-    pub(super) fn add(&self, port: &Arc<Port>, selection: &Arc<Selection>) -> usize {
+    pub(in crate::watch) fn add(&self, port: &Arc<Port>, selection: &Arc<Selection>) -> usize {
         let mut ports = self.ports.lock();
-        let number = ports.selections.insert((Arc::clone(port), Arc::clone(selection)));
-        ports.routes.insert(selection, number);
-        if ports.routes.unrouted().contains(&number) {
-            let entry = ports.unrouted.entry(Arc::as_ptr(port) as usize);
-            let unrouted = entry.or_insert_with(|| Unrouted { port: Arc::clone(port), selections: BTreeSet::new() });
-            unrouted.selections.insert(number);
+        let Ports { members, routes, unrouted, selections, by_selection, .. } = &mut *ports;
+        let key = *by_selection.entry(Arc::clone(selection)).or_insert_with_key(|selection| {
+            selections.insert(SharedSelection { selection: Arc::clone(selection), members: 0, evaluated: (0, false) })
+        });
+        selections[key].members += 1;
+        let number = members.insert(Member { port: Arc::clone(port), selection: key });
+        routes.insert(selection, number);
+        if routes.unrouted().contains(&number) {
+            let entry = unrouted.entry(Arc::as_ptr(port) as usize);
+            let new = || Unrouted { port: Arc::clone(port), selections: SmallVec::new() };
+            entry.or_insert_with(new).selections.push(key);
         }
         number
     }
 
     /// Removes a selection.
-    pub(super) fn remove(&self, number: usize) {
+    pub(in crate::watch) fn remove(&self, number: usize) {
         let mut ports = self.ports.lock();
-        let (port, selection) = ports.selections.remove(number);
-        ports.routes.remove(&selection, number);
+        let Ports { members, routes, unrouted, selections, by_selection, .. } = &mut *ports;
+        let Member { port, selection: key } = members.remove(number);
         let address = Arc::as_ptr(&port) as usize;
-        if let Some(unrouted) = ports.unrouted.get_mut(&address) {
-            unrouted.selections.remove(&number);
-            if unrouted.selections.is_empty() {
-                ports.unrouted.remove(&address);
+        routes.remove(&selections[key].selection, number);
+        if let Some(of_port) = unrouted.get_mut(&address) {
+            if let Some(at) = of_port.selections.iter().position(|other| *other == key) {
+                of_port.selections.swap_remove(at);
+            }
+            if of_port.selections.is_empty() {
+                unrouted.remove(&address);
             }
         }
+        selections[key].members -= 1;
+        let is_last = selections[key].members == 0;
+        let gone = is_last.then(|| selections.remove(key));
+        if let Some(gone) = &gone {
+            by_selection.remove(&gone.selection);
+        }
         drop(ports);
+        // Nothing is dropped under the lock.
+        drop((port, gone));
     }
 }
 
@@ -187,31 +234,44 @@ impl Past {
 impl Ports {
     /// Ends the parking of each reader that a batch may concern. The first one begins at `offset`.
     fn post(&mut self, batches: &[Arc<Batch>], mut offset: u64, wakers: &mut Vec<Waker>) {
-        let Self { selections, routes, unrouted, found } = self;
-        if selections.is_empty() {
+        let Self { members, routes, unrouted, selections, found, .. } = self;
+        if members.is_empty() {
             return;
         }
         let mut left = MAX_EVALUATIONS;
-        for batch in batches {
+        for batch in batches.iter().filter(|batch| !batch.changes.is_empty()) {
             for change in &batch.changes {
                 routes.find(change, found);
-                for number in found.drain(..) {
-                    selections[number].0.unpark(offset, wakers);
+                for Member { port, selection } in found.drain(..).map(|number| &members[number]) {
+                    let selection = &selections[*selection].selection;
+                    // A route is coarse: who is led to a change that it does not select stays parked.
+                    let may_select = || selection.expression.is_some() || selection.transition(change).is_some();
+                    if port.is_parked() && may_select() {
+                        port.unpark(offset, wakers);
+                    }
                 }
             }
-            for Unrouted { port, selections: numbers } in unrouted.values() {
-                let evaluations = numbers.len() * batch.changes.len();
-                let is_checked = numbers.len() <= MAX_CHECKED && evaluations <= left;
-                left -= if is_checked { evaluations } else { 0 };
-                let selects = |number: &usize| {
-                    let (_, selection) = &selections[*number];
-                    batch.changes.iter().any(|change| selection.transition(change).is_some())
+            let end = offset + batch.changes.len() as u64;
+            for Unrouted { port, selections: keys } in unrouted.values() {
+                if !port.is_parked() {
+                    continue;
+                }
+                let mut selects = |key: &usize| {
+                    let SharedSelection { selection, evaluated, .. } = &mut selections[*key];
+                    if evaluated.0 != end {
+                        if selection.expression.is_some() || batch.changes.len() > left {
+                            return true;
+                        }
+                        left -= batch.changes.len();
+                        *evaluated = (end, batch.changes.iter().any(|change| selection.transition(change).is_some()));
+                    }
+                    evaluated.1
                 };
-                if !batch.changes.is_empty() && (!is_checked || numbers.iter().any(selects)) {
+                if keys.len() > MAX_CHECKED || keys.iter().any(&mut selects) {
                     port.unpark(offset, wakers);
                 }
             }
-            offset += batch.changes.len() as u64;
+            offset = end;
         }
     }
 }
@@ -220,14 +280,14 @@ impl Ports {
 
 impl Port {
     /// Returns a port that has read everything up to an offset.
-    pub(super) fn new(at: u64) -> Self {
+    pub(in crate::watch) fn new(at: u64) -> Self {
         let port = Self { state: Mutex::default(), at: AtomicU64::default() };
         port.reads(at);
         port
     }
 
     /// Parks the reader, which has read everything up to an offset.
-    pub(super) fn park(&self, at: u64, waker: &Waker) {
+    pub(in crate::watch) fn park(&self, at: u64, waker: &Waker) {
         let mut state = self.state.lock();
         let before =
             std::mem::replace(&mut *state, PortState { is_parked: true, from: at, waker: Some(waker.clone()) });
@@ -235,8 +295,19 @@ impl Port {
         drop(before);
     }
 
+    /// Parks the reader at the published offset, unless there is more after all: see the module's header. Returns true if it is
+    /// parked.
+    pub(in crate::watch) fn park_at_head(&self, at: u64, waker: &Waker, is_still_there: impl FnOnce() -> bool) -> bool {
+        self.park(at, waker);
+        let is_parked = is_still_there();
+        if !is_parked {
+            self.end_parking(at);
+        }
+        is_parked
+    }
+
     /// Keeps the reader parked, with this waker. Returns the offset from which on it has to read if it is not parked any more.
-    pub(super) fn repark(&self, waker: &Waker) -> Option<u64> {
+    pub(in crate::watch) fn repark(&self, waker: &Waker) -> Option<u64> {
         let mut state = self.state.lock();
         if !state.is_parked {
             return Some(state.from);
@@ -249,12 +320,22 @@ impl Port {
     }
 
     /// Records that the reader has read everything up to an offset, if it is parked. Returns true if so.
-    pub(super) fn advance(&self, at: u64) -> bool {
+    pub(in crate::watch) fn advance(&self, at: u64) -> bool {
         let mut state = self.state.lock();
         if state.is_parked {
             state.from = state.from.max(at);
         }
         state.is_parked
+    }
+
+    /// Returns the offset up to which the reader has nothing to read; `None` while it is parked, when that is everything.
+    pub(in crate::watch) fn position(&self) -> Option<u64> {
+        let state = self.state.lock();
+        (!state.is_parked).then(|| state.from.max(self.at.load(Ordering::Relaxed)))
+    }
+
+    fn is_parked(&self) -> bool {
+        self.state.lock().is_parked
     }
 
     /// Ends the parking, if the reader is parked: it has to read from this offset on.
@@ -266,18 +347,13 @@ impl Port {
         }
     }
 
-    /// Ends the parking by the reader itself. Returns the offset from which on it has to read.
-    pub(super) fn end_parking(&self) -> u64 {
-        let (from, waker) = {
-            let mut state = self.state.lock();
-            state.is_parked = false;
-            (state.from, state.waker.take())
-        };
-        drop(waker);
-        from
+    /// Ends the parking by the reader itself, which reads from its own offset on: what came before it was parked may concern it.
+    pub(in crate::watch) fn end_parking(&self, at: u64) {
+        let before = std::mem::replace(&mut *self.state.lock(), PortState { from: at, ..PortState::default() });
+        drop(before);
     }
 
-    pub(super) fn reads(&self, at: u64) {
+    pub(in crate::watch) fn reads(&self, at: u64) {
         self.at.store(at, Ordering::Relaxed);
     }
 }
@@ -285,14 +361,25 @@ impl Port {
 // === impl PastGauge ===
 
 impl PastGauge {
-    pub(super) fn new(past: &Arc<Past>, port: &Arc<Port>) -> Self {
+    pub(in crate::watch) fn new(past: &Arc<Past>, port: &Arc<Port>) -> Self {
         Self { past: Arc::clone(past), port: Arc::clone(port) }
+    }
+
+    /// Returns the offset that the reader reads next; `None` while it is parked.
+    pub(in crate::watch) fn position(&self) -> Option<u64> {
+        self.port.position()
     }
 
     /// Returns the number of published changes that the reader has not read, of all selections.
     pub fn lag(&self) -> u64 {
         let head = self.past.head();
-        if self.port.state.lock().is_parked { 0 } else { head.saturating_sub(self.port.at.load(Ordering::Relaxed)) }
+        self.position().map_or(0, |at| head.saturating_sub(at))
+    }
+
+    /// Returns the time at which the oldest of them was recorded.
+    pub fn waiting_since(&self) -> Option<Instant> {
+        let at = self.position().filter(|at| *at < self.past.head())?;
+        self.past.history.lock().recorded_after(at)
     }
 }
 

@@ -171,7 +171,7 @@ impl<T> Reader<T> {
         let number = self.past.add(&self.port, &selection);
         // What was published before was not checked for this selection.
         if std::mem::take(&mut self.is_parked) {
-            self.port.end_parking();
+            self.port.end_parking(self.at);
         }
         let key = self.lanes.vacant_key();
         self.routes.insert(&selection, key);
@@ -235,13 +235,11 @@ impl<T> Reader<T> {
             if self.at > head || self.past.has_ended() {
                 return Poll::Ready(self.stop());
             }
-            self.port.park(self.at, cx.waker());
-            // Again, see the module's header.
-            if self.past.head() == self.at && !self.past.has_ended() {
-                self.is_parked = true;
+            let is_still_there = || self.past.head() == self.at && !self.past.has_ended();
+            self.is_parked = self.port.park_at_head(self.at, cx.waker(), is_still_there);
+            if self.is_parked {
                 return Poll::Pending;
             }
-            self.port.end_parking();
         }
     }
 

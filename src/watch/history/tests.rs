@@ -6,6 +6,7 @@ use bytes::Bytes;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
+use crate::watch::replay::ReplayPosition;
 
 const BOUNDS: Retention = Retention { events: 1000, size: 1 << 20, age: Duration::from_secs(300) };
 
@@ -372,4 +373,56 @@ async fn changes_that_a_list_has_shown_are_not_ahead_of_it() {
     listed.changes[0].version = version(12);
     history.record(Arc::new(listed), now);
     assert_eq!(numbers(&history.ahead()), [14]);
+}
+
+#[tokio::test]
+async fn what_is_evicted_is_kept_within_bounds_for_who_needs_it_and_nobody_resumes_there() {
+    let (now, later) = (Instant::now(), Instant::now() + BOUNDS.age + Duration::from_secs(1));
+    let mut history = History::new(Retention { events: 4, ..BOUNDS }, begin(0));
+    let record = |history: &mut History, range: std::ops::Range<u128>| {
+        for number in range {
+            history.record(batch(number, number + 1, 1), now);
+        }
+    };
+    history.keep_from(1);
+    record(&mut history, 0..5);
+    assert_eq!((history.oldest(), history.events(), history.kept_until()), (&version(1), 4, None));
+    record(&mut history, 5..6);
+    assert_eq!((history.oldest(), history.events(), history.kept_until()), (&version(2), 5, Some(0)));
+    assert_eq!(after(&history, 1), Err(NotInHistory::Expired));
+    assert_eq!(history.read(1, 6, 100).map(|batches| batches.len()), Some(5));
+    assert!(history.read(0, 6, 100).is_none());
+    let position = |offset| ReplayPosition { version: version(u128::from(offset)), offset, is_gap: false };
+    assert_eq!(history.replay(&position(1), 6, 100).map(|replay| replay.reached().offset), Some(1));
+    assert!(history.replay(&position(0), 6, 100).is_none());
+    record(&mut history, 6..7);
+    assert_eq!((history.events(), history.kept_until()), (6, Some(2)), "more than the bounds, without the newest");
+    history.keep_from(6);
+    history.evict_old(now);
+    assert_eq!((history.oldest(), history.events(), history.kept_until()), (&version(3), 4, None));
+    assert!(history.read(2, 7, 100).is_none());
+    history.evict_old(later);
+    assert_eq!((history.oldest(), history.events(), history.kept_until()), (&version(7), 1, Some(0)), "of any age");
+    record(&mut history, 7..400);
+    assert_eq!(history.events(), 2 * 4 + 256 + 1, "twice the bounds, and a few cycles");
+    assert!(history.read(6, 400, 1000).is_none());
+    let (begin, bytes) = (400 - history.events() as u64, history.bytes());
+    assert_eq!(history.read(begin, 400, 1000).map(|batches| batches.len()), Some(history.events()));
+    history.keep_from(u64::MAX);
+    history.evict_old(now);
+    assert_eq!((history.events(), history.bytes()), (4, bytes / 265 * 4));
+}
+
+/// The oldest version to resume from is not always the one where the first batch began.
+#[tokio::test]
+async fn a_batch_begins_where_it_began_also_after_a_late_one_that_is_gone() {
+    let now = Instant::now();
+    let mut history = History::new(Retention { events: 2, ..BOUNDS }, begin(10));
+    history.record(batch(10, 12, 1), now);
+    history.record(batch(12, 12, 1), now);
+    history.record(batch(12, 15, 1), now);
+    history.record(batch(15, 16, 1), now);
+    assert_eq!((history.oldest(), history.events()), (&version(13), 2));
+    let batches = history.read(2, 4, 100).unwrap();
+    assert_eq!(batches.iter().map(|(batch, _)| batch.before.number()).collect::<Vec<_>>(), [12, 15]);
 }

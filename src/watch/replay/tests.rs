@@ -168,7 +168,7 @@ proptest! {
         for selection in [selection(""), selection("app=web"), selection("app!=web")] {
             let mut broadcaster = Broadcaster::new(BroadcasterConfig::default(), batches[0].before.clone());
             let mut cursor = live(&mut broadcaster, &selection);
-            let mut places = vec![cursor.reached().clone()];
+            let mut places = vec![cursor.reached()];
             broadcaster.publish(&batches);
             let mut events = Vec::new();
             loop {
@@ -177,7 +177,7 @@ proptest! {
                     break;
                 }
                 events.extend(event);
-                places.push(cursor.reached().clone());
+                places.push(cursor.reached());
             }
             prop_assert_eq!(places.len(), events.len() + 1);
             for (nth, reached) in places.into_iter().enumerate() {

@@ -39,10 +39,8 @@ async fn waits(broadcaster: &mut Broadcaster<Deliveries>) -> Duration {
 
 #[tokio::test(start_paused = true)]
 async fn the_writer_waits_at_the_length_and_goes_on_at_half() {
-    // Bounded by events, and by size, which here is the same number.
-    for (length, queue_size) in [(4, usize::MAX), (1000, 4)] {
-        let config = BroadcasterConfig { queue_size, ..BroadcasterConfig::default() };
-        let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
+    for length in [4] {
+        let mut broadcaster = broadcaster::<Deliveries>(0);
         let mut cursor = broadcaster.subscribe(live(everything(), queue(Block, length)));
         let mut world = World::at(0);
         prove(&mut broadcaster, &mut world, length, &mut [&mut cursor]);
@@ -52,7 +50,7 @@ async fn the_writer_waits_at_the_length_and_goes_on_at_half() {
         }
         broadcaster.publish(&world.several(1));
         assert!(broadcaster.is_blocked());
-        assert_eq!(cursor.gauge().state(), Some(CursorState::Blocking));
+        assert_eq!(cursor.gauge().state(), CursorState::Blocking);
         let mut ready = tokio_test::task::spawn(broadcaster.ready());
         tokio_test::assert_pending!(ready.poll());
         let read = length as u128;
@@ -63,7 +61,7 @@ async fn the_writer_waits_at_the_length_and_goes_on_at_half() {
         tokio_test::assert_ready!(ready.poll());
         drop(ready);
         assert!(!broadcaster.is_blocked());
-        assert_eq!(cursor.gauge().state(), Some(CursorState::Following));
+        assert_eq!(cursor.gauge().state(), CursorState::Following);
         assert_eq!(drain(&mut cursor), modified([read + 3, read + 4]));
     }
 }
@@ -282,7 +280,7 @@ async fn a_rewritten_history_refills_no_budget() {
     prove(&mut broadcaster, &mut world, 1, &mut [&mut cursor]);
     broadcaster.publish(&world.several(1));
     assert!(tokio::time::timeout(Duration::from_secs(3), broadcaster.ready()).await.is_err());
-    broadcaster.start_new_history(&End::HistoryRewritten, version(10));
+    rewrite(&mut broadcaster, 10);
     assert!(!broadcaster.is_blocked(), "a queue of before holds nobody back");
     tokio::time::advance(Duration::from_secs(10)).await;
     drop(cursor);
@@ -293,26 +291,30 @@ async fn a_rewritten_history_refills_no_budget() {
     assert_eq!(drain(&mut cursor), [Ended(End::SlowConsumer)]);
 }
 
-/// The history still has what the window has dropped: the writer waits for no reader that reads from the history.
+/// Changes of other selections fill no queue, also if they are more than its length.
 #[test]
-fn queues_under_block_are_retained_no_longer_than_others() {
-    let retention = Retention { events: 4, ..BroadcasterConfig::default().retention };
+fn a_queue_is_full_by_its_own_events_only() {
     let db = |world: &mut World| world.one("c", "db");
-    let config = BroadcasterConfig { retention, ..BroadcasterConfig::default() };
-    let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
+    let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut block = broadcaster.subscribe(live(app("web"), queue(Block, 3)));
     let mut world = World::at(0);
     prove(&mut broadcaster, &mut world, 3, &mut [&mut block]);
-    broadcaster.publish(&world.several(1));
-    for _ in 0..6 {
+    for _ in 0..10 {
         broadcaster.publish(&[db(&mut world)]);
     }
-    for _ in 0..3 {
+    for _ in 0..2 {
         broadcaster.publish(&world.several(1));
-        assert!(!broadcaster.is_blocked(), "its queue is full, but not here");
+        for _ in 0..10 {
+            broadcaster.publish(&[db(&mut world)]);
+            assert!(!broadcaster.is_blocked());
+        }
     }
-    assert_eq!(drain(&mut block), [Parked]);
-    assert_eq!(block.version(), &version(3));
+    broadcaster.publish(&world.several(1));
+    assert!(broadcaster.is_blocked());
+    assert_eq!(take(&mut block, 1).len(), 1);
+    assert!(broadcaster.is_blocked(), "two of three are left");
+    assert_eq!(take(&mut block, 1).len(), 1);
+    assert!(!broadcaster.is_blocked());
 }
 
 #[tokio::test(start_paused = true)]

@@ -123,8 +123,8 @@ impl Model {
                     assert_eq!(version, reader.version + 1, "nothing is missing");
                     (reader.version, reader.events) = (version, reader.events + 1);
                 }
-                Parked => {
-                    assert_eq!(reader.cursor.version(), &version(reader.version), "a history goes on here");
+                Ended(End::Expired { .. }) => {
+                    assert_eq!(reader.cursor.version(), &version(reader.version));
                     let (client, length) = (reader.client, reader.length);
                     self.readers.remove(at);
                     return self.join(client, length);

@@ -1,13 +1,15 @@
-//! Cost of expressions for the writer.
+//! Cost of expressions.
 
 use super::*;
-use crate::model::{Expression, parsed, sharing_bodies};
+use crate::model::{Expression, parsed};
 
-/// However large the bodies are, and however many changes a publish cycle has.
+/// However large the bodies are, and however many changes there are.
 #[test]
-fn bodies_are_parsed_once_per_publish_cycle_for_all_expressions() {
+fn bodies_are_parsed_once_for_all_expressions_that_wait() {
     const CHANGES: u128 = 8;
-    let mut broadcaster = broadcaster::<Deliveries>(1);
+    let threads = BulkThreads::manual(Arc::default());
+    let mut broadcaster =
+        Broadcaster::<Deliveries>::new(BroadcasterConfig::default(), version(1)).deferring_to(Some(&threads));
     let selection = |n: u128| {
         let expression = Expression::parse(&format!("object.n == {n}")).unwrap();
         Arc::new(Selection { expression: Some(expression), ..Selection::default() })
@@ -27,11 +29,15 @@ fn bodies_are_parsed_once_per_publish_cycle_for_all_expressions() {
         Batch { before, after, changes, is_relist: false, is_open: false }
     };
     let batches: Vec<_> = states.windows(2).map(batch).collect();
+    broadcaster.publish(&batches);
+    for cursor in &mut cursors {
+        assert_eq!(drain(cursor), [], "a thread is to evaluate them");
+    }
     let before = parsed();
-    sharing_bodies(|| broadcaster.publish(&batches));
-    assert_eq!(parsed() - before, CHANGES as u64 + 1, "each state once, though two follow each other");
+    while threads.run_one() {}
+    assert_eq!(parsed() - before, 2 * CHANGES as u64, "both states of each change, for all of them");
     assert_eq!(drain(&mut cursors[1]).len(), 2, "it comes and goes");
-    // The values kept for the cycle were dropped with it.
+    // The values are dropped with their change.
     assert!(selection(9).matches(&states[8]));
-    assert_eq!(parsed() - before, CHANGES as u64 + 2);
+    assert_eq!(parsed() - before, 2 * CHANGES as u64 + 1);
 }

@@ -1,28 +1,22 @@
-//! Any interleaving of publishing, joining, reading and leaving, and of deferring, filling and taking back groups, compared
+//! Any interleaving of publishing, joining, reading and leaving, and of the work of threads, compared
 //! with a model that is a plain list of batches: a cursor takes exactly the sequence of its selection, except for gaps that
 //! it reports at their position, and no bookmark is ahead of it.
 
 mod model;
 pub(crate) mod script;
 
-use std::collections::{BTreeSet, VecDeque};
-
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use self::script::{APPS, Client, NAMES, Op, Put, any_op, is_selected, selection};
 use super::{text::Letter, *};
-use crate::watch::selection_budget::Stepped;
 
 /// Event that a cursor must yield.
 #[derive(Debug, Clone)]
 struct Expected {
     line: String,
     version: ResourceVersion,
-    cycle: u64,
     /// Offset and version of the change.
     at: (u64, ResourceVersion),
-    /// Offset before which suppressed changes count with it: those of its batch, if it is the last one sent of that.
-    passed: u64,
 }
 
 /// Cursor, and its expected events.
@@ -30,26 +24,16 @@ struct Reader {
     cursor: Cursor<Text>,
     client: Client,
     expected: Vec<Expected>,
-    /// Events after them that have not been filled yet.
-    unfilled: VecDeque<Expected>,
     /// Offsets of the suppressed changes since it joined.
     suppressed: Vec<u64>,
     /// Number of those that it has taken, and the offset before which it has counted them.
     counted: (u64, u64),
-    /// Offset to which its group is filled, if it is deferred.
-    filled_to: u64,
-    /// Offset at which it joined.
-    joined: u64,
     position: usize,
     /// Phase: initial events, catching up, live.
     phase: Phase,
     frozen_at: Option<usize>,
-    blocking: bool,
     /// Under BLOCK: number of events that it must read before it may block.
     left_to_read: usize,
-    /// Number of its budget.
-    budget: usize,
-    evicted: bool,
     end: Option<End>,
     flag: Arc<Flag>,
     is_parked: bool,
@@ -68,25 +52,11 @@ struct Model {
     world: World,
     broadcaster: Broadcaster<Text>,
     threads: BulkThreads,
-    clock: Arc<Stepped>,
-    /// Position after each publication.
-    published: Vec<HistoryPosition>,
-    has_deferred: bool,
     config: BroadcasterConfig,
     readers: Vec<Reader>,
     stopped: bool,
     /// True once the writer has waited as long as it may.
     is_spent: bool,
-    /// Number of budgets of readers, and those that are spent.
-    budgets: usize,
-    spent: BTreeSet<usize>,
-    /// Publish cycles that are kept, with their events.
-    kept: VecDeque<(u64, usize)>,
-    /// Versions before all cycles.
-    before: BTreeSet<u128>,
-    cycle: u64,
-    /// Every line that a group could need.
-    lines: BTreeSet<String>,
     taken: u64,
     dropped: u64,
 }
@@ -96,50 +66,23 @@ impl Reader {
         self.expected.len() - self.position
     }
 
-    fn size(&self, range: std::ops::Range<usize>) -> usize {
-        self.expected[range].iter().map(|event| event.line.len()).sum()
+    fn length(&self) -> usize {
+        self.client.queue.length.max(1)
     }
 
-    fn queued(&self) -> usize {
-        self.size(self.position..self.expected.len())
+    fn is_costly(&self) -> bool {
+        self.client.format == 's'
     }
 
-    fn is_over(&self, config: &BroadcasterConfig) -> bool {
-        self.lag() > self.client.queue.length.max(1) || self.queued() > config.queue_size
-    }
-
-    fn is_full(&self, config: &BroadcasterConfig) -> bool {
-        self.lag() >= self.client.queue.length.max(1) || self.queued() >= config.queue_size
-    }
-
-    /// Returns true if its next event is not retained any more.
-    fn is_gone(&self, floor: u64) -> bool {
-        self.expected.get(self.position).is_some_and(|event| event.cycle < floor)
-    }
-
-    fn is(&self, policy: FullChannelPolicy) -> bool {
+    fn is_live_under(&self, policy: FullChannelPolicy) -> bool {
         self.phase == Phase::Live && self.client.queue.policy == policy
     }
 
-    fn lose_block(&mut self) {
-        self.left_to_read = self.client.queue.length.max(1);
-    }
-
-    /// Returns true if the writer waits for it when it is full.
-    fn may_block(&self) -> bool {
-        self.is(FullChannelPolicy::Block) && self.left_to_read == 0
-    }
-
-    /// Returns the end of a full queue, event by event.
-    fn freeze(&self, config: &BroadcasterConfig) -> Option<usize> {
-        let mut end = self.position;
-        while end < self.expected.len()
-            && end - self.position < self.client.queue.length.max(1)
-            && (end == self.position || self.size(self.position..end + 1) <= config.queue_size)
-        {
-            end += 1;
+    fn go_live(&mut self) {
+        self.cursor.go_live();
+        if self.phase == Phase::Initial {
+            self.phase = Phase::CatchingUp;
         }
-        Some(end).filter(|end| *end < self.expected.len())
     }
 
     fn is_suppressed(&self, change: &Change) -> bool {
@@ -147,15 +90,6 @@ impl Reader {
             object.as_ref().and_then(|object| object.labels().get("app").map(str::to_owned))
         };
         self.client.format == 's' && labels(&change.old) == labels(&change.new)
-    }
-
-    /// Ends it: nothing more is filled.
-    fn end(&mut self, end: End) {
-        self.end = Some(end);
-        self.unfilled.clear();
-        self.suppressed.retain(|offset| *offset < self.filled_to);
-        assert_eq!(self.flag.is_set(), self.is_parked, "everybody that waits is woken");
-        self.is_parked = false;
     }
 
     /// Compares the number of suppressed changes that it has taken with those before an offset that it has reached.
@@ -166,10 +100,10 @@ impl Reader {
         assert_eq!(*count, expected as u64, "suppressed before {before}");
     }
 
-    fn offer(&mut self, batch: &Batch, offset: u64, lines: &mut BTreeSet<String>) {
+    fn offer(&mut self, batch: &Batch, offset: u64) {
         let number = self.client.selection;
         let of = |object: Option<&Arc<Object>>| object.map(|object| is_selected(number, object));
-        let (mut told, after) = (Vec::new(), offset + batch.changes.len() as u64);
+        let mut told = Vec::new();
         for (offset, change) in (offset..).zip(&batch.changes) {
             let (event_type, cause) = match (of(change.old.as_ref()), of(change.new.as_ref())) {
                 (None, Some(true)) => (EventType::Added, Cause::Change),
@@ -202,27 +136,9 @@ impl Reader {
                 open: false,
             };
             let line = text::line(Letter(self.client.format), &notice);
-            lines.insert(line.clone());
             let at = (offset, change.version.clone());
-            let passed = if at_end { after } else { at.0 };
-            self.unfilled.push_back(Expected { line, version: version.clone(), cycle: 0, at, passed });
+            self.expected.push(Expected { line, version: version.clone(), at });
         }
-    }
-
-    /// Expects what is in the log after a publish cycle: everything, or what threads have filled. Returns true if there is
-    /// more than before.
-    fn expect(&mut self, cycle: u64) -> bool {
-        let filled = self.cursor.filled();
-        self.filled_to = filled.as_ref().map_or(u64::MAX, |filled| filled.offset);
-        let before = self.expected.len();
-        while let Some(next) = self.unfilled.pop_front_if(|next| filled.as_ref().is_none_or(|to| next.at.0 < to.offset))
-        {
-            self.expected.push(Expected { cycle, ..next });
-        }
-        if self.evicted {
-            self.position = self.expected.len();
-        }
-        self.expected.len() > before
     }
 }
 
@@ -233,11 +149,10 @@ proptest! {
     fn a_cursor_takes_exactly_its_sequence_or_reports_the_missing_events(
         ops in vec(any_op(), 1..120),
         retained in select(vec![3_usize, 12, 100_000]),
-        queue_size in select(vec![150_usize, 600, 1 << 20]),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let mut model = Model::new(retained, queue_size);
+            let mut model = Model::new(retained);
             for op in ops {
                 model.apply(op).await;
             }

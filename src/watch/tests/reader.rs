@@ -225,7 +225,7 @@ proptest! {
                         reader.iter_mut().for_each(|(_, lane)| truth.verify(lane, read.first + read.batch.changes.len() as u64));
                     }
                     Poll::Ready(Read::Stopped) => {
-                        prop_assert!(past.history().lock().begin().offset > reader.offset(), "the history has the rest");
+                        prop_assert!(past.history().lock().oldest_position().offset > reader.offset(), "the history has the rest");
                         reader = Reader::new(Arc::clone(&past), past.head());
                     }
                 },

@@ -76,7 +76,7 @@ impl Frame for Text {
     }
 
     fn is_costly(format: &Letter) -> bool {
-        matches!(format.0, 's' | 'p')
+        matches!(format.0, 's' | 'p' | '!')
     }
 
     fn encode(arena: &mut BytesMut, format: &Letter, notice: &GroupEvent<'_>) {

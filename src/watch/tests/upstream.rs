@@ -40,7 +40,7 @@ async fn every_watcher_gets_every_event_in_order() {
         .collect();
     let (batches, mut expected) = table();
     publish_each(&mut broadcaster, &batches).await;
-    broadcaster.stop(&End::Stopped);
+    broadcaster.stop();
     expected.push(Ended(End::Stopped));
     for reader in readers {
         assert_eq!(reader.await.unwrap(), expected);
@@ -54,8 +54,8 @@ fn a_watcher_that_has_gone_and_one_that_was_stopped_are_both_closed() {
     let gone = broadcaster.subscribe(live(everything(), BLOCK_UNBUFFERED));
     let mut stopped = broadcaster.subscribe(live(everything(), BLOCK_UNBUFFERED));
     drop(gone);
-    broadcaster.stop(&End::Stopped);
-    broadcaster.stop(&End::Stopped);
+    broadcaster.stop();
+    broadcaster.stop();
     assert_eq!(drain(&mut stopped), [Ended(End::Stopped)]);
     assert_eq!(drain(&mut stopped), [Ended(End::Stopped)], "and stays so");
     assert_eq!(broadcaster.stats().watchers.load(Ordering::Relaxed), 1);
@@ -98,7 +98,7 @@ fn events_for_a_full_queue_are_dropped_and_announced() {
     for batch in World::at(0).several(2) {
         broadcaster.publish(&[batch]);
     }
-    broadcaster.stop(&End::Stopped);
+    broadcaster.stop();
     for cursor in &mut cursors {
         assert_eq!(drain(cursor), [modified([1]), vec![Dropped(1, 1), Ended(End::Stopped)]].concat());
     }
@@ -109,12 +109,12 @@ fn events_for_a_full_queue_are_dropped_and_announced() {
 fn after_the_end_watches_end_at_once_and_events_are_ignored() {
     let mut broadcaster = broadcaster::<Deliveries>(7);
     let mut before = broadcaster.subscribe(live(everything(), BLOCK_UNBUFFERED));
-    broadcaster.stop(&End::Stopped);
+    broadcaster.stop();
     let mut after = broadcaster.subscribe(live(everything(), BLOCK_UNBUFFERED));
     let mut selective = broadcaster.subscribe(live(app("web"), queue(FullChannelPolicy::Drop, 1)));
     broadcaster.publish(&World::at(7).several(3));
     assert!(!broadcaster.is_blocked());
-    assert_eq!(broadcaster.version(), &version(7));
+    assert_eq!(broadcaster.version(), version(7));
     for cursor in [&mut before, &mut after, &mut selective] {
         assert_eq!(drain(cursor), [Ended(End::Stopped)]);
         assert_eq!(cursor.version(), &version(7));
@@ -135,7 +135,7 @@ fn watchers_may_go_while_the_broadcaster_stops() {
                 });
             }
             broadcaster.publish(&World::at(0).several(1));
-            broadcaster.stop(&End::Stopped);
+            broadcaster.stop();
             broadcaster.sweep();
         });
         assert_eq!(broadcaster.stats().watchers.load(Ordering::Relaxed), 0);
@@ -201,7 +201,7 @@ async fn blocking_loses_nothing_whatever_the_pace_of_the_readers() {
         }
     }
     publish_each(&mut broadcaster, &batches[10..]).await;
-    broadcaster.stop(&End::Stopped);
+    broadcaster.stop();
     for reader in readers {
         assert_eq!(reader.await.unwrap(), [modified(1..=300), vec![Ended(End::Stopped)]].concat());
     }

@@ -205,7 +205,8 @@ impl Trace {
             let first = next.unwrap_or(0);
             let is_at_length = is_there && told >= first + length;
             has_read_since &= is_full;
-            is_full = is_there && (is_full || is_more && has_right && is_at_length);
+            // The server looks at a full queue when it has published anything.
+            is_full = is_there && (is_full || (is_more || has_advanced) && has_right && is_at_length);
             may.push(is_full);
         }
         Course { may }

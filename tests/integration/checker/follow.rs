@@ -298,7 +298,13 @@ impl<'a> Follower<'a> {
         if begins.is_none() || begins != self.position && !begins.is_some_and(is_between) {
             return Err(format!("the hole begins after {:?}", self.position_text()));
         }
-        let after = last.version_after(self.position.unwrap_or_default());
+        // The client goes on at the head, which may be above the last event.
+        let last = last.version_after(self.position.unwrap_or_default());
+        let further = self.expected[end..].iter().take_while(|event| event.is_suppressed);
+        let next = self.expected[end..].iter().find(|event| !event.is_suppressed).map_or(u64::MAX, |next| next.before);
+        let after = self.truth.number(self.epoch_at, &message.resource_version).filter(|after| *after > last);
+        let after = after.filter(|after| *after <= next.min(moment.safe)).unwrap_or(last);
+        let end = end + further.take_while(|event| event.after <= after).count();
         self.expect_version(message, after, "after the hole")?;
         self.position = Some(after);
         self.pass(end);

@@ -42,8 +42,6 @@ pub(crate) struct Run {
     pub(crate) servers: u64,
     /// Number of full queues under BLOCK for which the server did not wait.
     pub(crate) denied: u64,
-    pub(crate) deferrals: u64,
-    pub(crate) parked: u64,
     pub(crate) replayed: u64,
     pub(crate) streams: StreamTally,
     /// Description of what the server did not do in time.
@@ -422,11 +420,9 @@ impl Harness {
             stats().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
         };
         Run {
-            parked: sum(|stats| &stats.parked),
             replayed: sum(|stats| &stats.replayed),
             servers: self.servers.len() as u64,
             denied: self.servers.iter().map(Server::denied).sum(),
-            deferrals: self.servers.iter().map(Server::deferrals).sum(),
             paces: self.paces,
             limits: Limits { block_timeout: self.config.block_timeout },
             truths: self.truths,

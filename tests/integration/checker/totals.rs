@@ -30,10 +30,8 @@ pub(super) struct Totals {
     /// Changes after the first at a version that may still get more; changes that came late; and converted objects.
     open_changes: u64,
     late_changes: u64,
-    parked: u64,
     replayed: u64,
     denied: u64,
-    deferrals: u64,
     expired_versions: u64,
     future_versions: u64,
     settled: u64,
@@ -86,10 +84,8 @@ impl Totals {
             *(if batch.is_relist { &mut self.not_listed } else { &mut self.not_served }) += not_served;
         }
         self.streams += &run.streams;
-        self.parked += run.parked;
         self.replayed += run.replayed;
         self.denied += run.denied;
-        self.deferrals += run.deferrals;
         self.expired_versions += count(&|segment| refused("RESOURCE_VERSION_EXPIRED", segment));
         self.future_versions += count(&|segment| {
             refused("RESOURCE_VERSION_TOO_LARGE", segment)
@@ -112,9 +108,7 @@ impl Totals {
             transactions,
             open_changes,
             late_changes,
-            parked,
             denied,
-            deferrals,
             expired_versions,
             history_rewrites,
             other_histories,
@@ -138,9 +132,7 @@ impl Totals {
             ("transaction", transactions),
             ("change at an open version", open_changes),
             ("late change", late_changes),
-            ("park", parked),
             ("full queue under BLOCK that nobody waited for", denied),
-            ("group that the writer had no time for", deferrals),
             ("expired version", expired_versions),
             ("rewind", history_rewrites),
             ("version of another history", other_histories),

@@ -421,7 +421,7 @@ impl Truth {
 
     /// Returns true if the bytes that servers retain for lagging clients are bounded.
     pub(crate) fn keeps_few_bytes(&self) -> bool {
-        self.window.bytes < Bounds::ANY_BYTES
+        self.window.bytes.min(self.bounds.bytes) < Bounds::ANY_BYTES
     }
 
     /// Returns true if a server may have discarded changes after so many batches because of their bytes. A merging client that had not

@@ -138,8 +138,7 @@ impl World {
         let config = config();
         let retention = Retention { events: retained, age: Duration::MAX, ..config.history };
         let (is_history_long, history) = (history > 1000, Retention { events: history, ..retention });
-        let selection_budget = Duration::from_micros(20);
-        let broadcaster = BroadcasterConfig { retention, selection_budget, ..config.broadcaster };
+        let broadcaster = BroadcasterConfig { retention, ..config.broadcaster };
         let index = has_index.then(|| ("app".to_owned(), IndexFunc::Label("app".into())));
         let indexers = Arc::new(Indexers::new(index).unwrap());
         let config = InformerConfig { indexers, broadcaster, history, ..config };

@@ -14,7 +14,7 @@ async fn a_watch_before_the_first_list_is_rejected_as_not_synced() {
     running.list(vec![object("a", 3)], version(5)).await;
     let joined = running.watch().await;
     assert_eq!((joined.snapshot.len(), joined.snapshot.version()), (1, &version(5)));
-    assert_eq!(joined.cursor.unwrap().version(), &version(5));
+    assert_eq!(joined.cursor.version(), &version(5));
 }
 
 #[tokio::test(start_paused = true)]
@@ -24,12 +24,9 @@ async fn a_watch_starts_after_any_version_of_the_history_and_no_other() {
     running.apply(put("a", 7)).await;
     running.apply(put("a", 9)).await;
     let after = async |number| running.handle.join(Start::After(version(number)), replay()).await;
-    let missed = |joined: Joined<Deliveries>| {
-        assert!(joined.cursor.is_some() && !joined.backlog.has_more);
-        joined.backlog.batches.iter().map(|batch| batch.after.number()).collect::<Vec<_>>()
-    };
-    for (number, batches) in [(5, vec![7, 9]), (6, vec![7, 9]), (7, vec![9]), (8, vec![9]), (9, vec![])] {
-        assert_eq!(missed(after(number).await.unwrap()), batches, "{number}");
+    for (number, missed) in [(5, "+a 7 ~a 9"), (6, "+a 7 ~a 9"), (7, "~a 9"), (8, "~a 9"), (9, "")] {
+        let mut cursor = after(number).await.unwrap().cursor;
+        assert_eq!(taken(&mut cursor).await.join(" "), missed, "{number}");
     }
     let expired = JoinError::Expired { oldest: version(5), current: version(9) };
     assert_eq!(after(4).await.unwrap_err(), expired);
@@ -37,9 +34,9 @@ async fn a_watch_starts_after_any_version_of_the_history_and_no_other() {
     let foreign = Start::After("abc.7".parse().unwrap());
     assert_eq!(running.handle.join(foreign, replay()).await.unwrap_err(), expired);
     assert_eq!(running.handle.oldest(), Some(version(5)));
-    let mut cursor = after(7).await.unwrap().cursor.unwrap();
+    let mut cursor = after(7).await.unwrap().cursor;
     running.apply(put("a", 11)).await;
-    assert_eq!(taken(&mut cursor).await, ["~a 11"], "the cursor begins where the backlog ends");
+    assert_eq!(taken(&mut cursor).await, ["~a 9", "~a 11"]);
 }
 
 /// The gap of a relist expires the versions inside it; the history survives the relist.
@@ -50,13 +47,13 @@ async fn a_watch_resumes_from_before_a_relist_and_not_from_inside_it() {
     running.apply(put("b", 6)).await;
     running.list(vec![object("b", 6), object("c", 9)], version(10)).await;
     let after = async |number| running.handle.join(Start::After(version(number)), replay()).await;
-    let changes = |joined: Joined<Deliveries>| joined.backlog.batches.iter().map(|b| b.changes.len()).sum::<usize>();
-    assert_eq!(changes(after(5).await.unwrap()), 3);
-    assert_eq!(changes(after(6).await.unwrap()), 2);
+    let changes = async |joined: Joined<Deliveries>| taken(&mut { joined.cursor }).await.len();
+    assert_eq!(changes(after(5).await.unwrap()).await, 3);
+    assert_eq!(changes(after(6).await.unwrap()).await, 2);
     for inside in 7..10 {
         assert!(matches!(after(inside).await, Err(JoinError::Expired { .. })), "{inside}");
     }
-    assert_eq!(changes(after(10).await.unwrap()), 0);
+    assert_eq!(changes(after(10).await.unwrap()).await, 0);
 }
 
 /// At any moment the snapshot of a join plus the events of its cursor are the state of the store.
@@ -106,8 +103,7 @@ async fn a_watch_that_joins_at_any_moment_gets_every_later_event_and_none_twice(
 
 /// Follows a watch to its end, and checks that every event fits the state before it.
 async fn fold(joined: Joined<Deliveries>, max_size: usize) -> BTreeMap<ObjectKey, Arc<Object>> {
-    let Joined { snapshot, cursor, .. } = joined;
-    let mut cursor = cursor.unwrap();
+    let Joined { snapshot, mut cursor, .. } = joined;
     let mut state: BTreeMap<_, _> =
         snapshot.objects(None, None).map(|object| (object.key().clone(), Arc::clone(object))).collect();
     let mut reached = snapshot.version().clone();
@@ -141,7 +137,7 @@ async fn fold(joined: Joined<Deliveries>, max_size: usize) -> BTreeMap<ObjectKey
 async fn the_distributed_version_is_never_ahead_of_what_a_cursor_can_take() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let mut cursor = running.watch().await.cursor.unwrap();
+    let mut cursor = running.watch().await.cursor;
     let handle = running.handle.clone();
     let is_done = Arc::new(AtomicBool::new(false));
     let done = Arc::clone(&is_done);

@@ -1,12 +1,12 @@
 //! Model of the order between threads: the real writer, bulk thread and readers, under schedules that Shuttle draws.
 //!
 //! ```text
-//!   main: Writer ── publish ──▶ snapshot, logs, distributed ◀── readers: two of deferred groups, one of everything
-//!            └── deferred groups ──▶ Filler ◀── bulk thread       (join, take, bookmark, resume), one that waits for a version
+//!   main: Writer ── publish ──▶ snapshot, history, ports, distributed ◀── readers: three of a part, two of everything
+//!                                                                        (join, take, bookmark, resume), one that waits for a version
 //! ```
 //!
-//! A schedule switches threads at each lock and atomic of [`crate::sync`]. The number of changes, those that a reader selects,
-//! and the cycles in which groups are deferred and taken back are drawn with it. Verified in each schedule:
+//! A schedule switches threads at each lock and atomic of [`crate::sync`]. The number of changes and those that a reader selects
+//! are drawn with it. Verified in each schedule:
 //!
 //! - a reader gets exactly the changes of its selection after its snapshot or its resume point, once and in order;
 //! - no bookmark is above a change that is still to come, none is below the one before;
@@ -30,7 +30,6 @@ use super::*;
 use crate::{
     model::{LabelSelector, ObjectParts},
     sync::explore,
-    watch::{Replay, Stepped},
 };
 
 /// Changes of one schedule: true for each one that the selections include, always for the last one.
@@ -48,8 +47,6 @@ struct Reader {
 }
 
 const CHANGES: RangeInclusive<usize> = 3..=6;
-/// Cost beyond every budget, and least time that a group stays deferred.
-const TOO_MUCH: u64 = 1_000_000_000;
 
 // === impl Changes ===
 
@@ -90,28 +87,19 @@ impl Reader {
         let joined = self.handle.join(Start::Now, self.subscribe()).await.unwrap();
         self.seen = joined.snapshot.version().number();
         self.bookmark = self.seen;
-        let mut cursor = joined.cursor.unwrap();
+        let mut cursor = joined.cursor;
         self.read(&mut cursor, leaves_at.unwrap_or(u128::MAX)).await;
         if leaves_at.is_none() {
             return;
         }
-        let reached = cursor.reached().clone();
+        let reached = cursor.reached();
         drop(cursor);
-        let start = if thread_rng().r#gen() {
-            Start::After(reached.version.clone())
+        let mut cursor = if thread_rng().r#gen() {
+            self.handle.join(Start::After(reached.version), self.subscribe()).await.unwrap().cursor
         } else {
-            Start::AfterOffset(reached.clone())
+            self.handle.cursor_at(self.subscribe(), reached, false)
         };
-        let Joined { backlog, cursor, .. } = self.handle.join(start, self.subscribe()).await.unwrap();
-        let mut replay = Replay::new(backlog.batches, backlog.first, reached);
-        let mut replayed = Vec::new();
-        while !replay.is_done() {
-            replay.step::<Deliveries>(&self.selection, &(), &mut replayed);
-        }
-        for delivery in &replayed {
-            self.see(delivery);
-        }
-        self.read(&mut cursor.unwrap(), u128::MAX).await;
+        self.read(&mut cursor, u128::MAX).await;
     }
 
     /// Takes events until all have come, or one of this version.
@@ -169,7 +157,7 @@ fn labelled(name: &str, app: &str, number: u128) -> Arc<Object> {
     }))
 }
 
-/// Returns a selection of the same objects that forms a group of its own, which no index leads to.
+/// Returns a selection of the same objects that nothing routes to, and that is equal to no other.
 fn not_db(other: &str) -> Arc<Selection> {
     let labels = LabelSelector::parse(&format!("app notin (db,{other})")).unwrap();
     Arc::new(Selection { labels, ..Selection::default() })
@@ -177,18 +165,16 @@ fn not_db(other: &str) -> Arc<Selection> {
 
 /// Runs one schedule.
 fn schedule() {
-    let (changes, clock): (_, Arc<Stepped>) = (Arc::new(Changes::draw()), Arc::default());
-    let threads = Arc::new(BulkThreads::manual(Arc::clone(&clock)));
-    let bulk = thread::spawn(threads.body());
+    let changes = Arc::new(Changes::draw());
     let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let (informer, handle) = Informer::new(fifo, health, config());
-    let Informer { mut commands, mut writer, .. } = informer.deferring_to(&threads);
+    let Informer { mut commands, mut writer, .. } = informer;
     let first = vec![labelled("a", "web", 0), labelled("b", "db", 0)];
     writer.apply(vec![Delta::Replace(List::new(first, version(0)))]);
 
     let mut waiting = Vec::new();
-    for selection in [not_db("x"), not_db("y"), Arc::default()] {
+    for selection in [not_db("x"), not_db("x"), not_db("y"), Arc::default(), Arc::default()] {
         let (handle, changes) = (handle.clone(), Arc::clone(&changes));
         let leaves_at = thread_rng().r#gen::<bool>().then(|| thread_rng().gen_range(1..=changes.last()));
         let reader = Reader { handle, changes, selection, seen: 0, bookmark: 0 };
@@ -208,10 +194,6 @@ fn schedule() {
         }
         let count = thread_rng().gen_range(1..=2);
         let deltas = numbers.by_ref().take(count).map(|number| Delta::event(changes.event(number))).collect();
-        // Groups are deferred before the cycle or in the middle of it, and may be taken back in the next one.
-        clock.now.fetch_add(2 * TOO_MUCH, Ordering::SeqCst);
-        clock.step.store(if thread_rng().gen_ratio(1, 4) { TOO_MUCH } else { 0 }, Ordering::SeqCst);
-        writer.live.as_ref().unwrap().broadcaster.set_costs(|| if thread_rng().r#gen() { TOO_MUCH } else { 0 });
         writer.apply(deltas);
     }
     // Runs until the last handle is dropped.
@@ -224,11 +206,9 @@ fn schedule() {
         waiting.join().unwrap();
     }
     writer.sweep();
-    let stats = Arc::clone(writer.live.as_ref().unwrap().broadcaster.stats());
-    let left = [&stats.watchers, &stats.groups, &stats.deferred].map(|left| left.load(Ordering::Relaxed));
-    assert_eq!(left, [0, 0, 0], "watchers, groups and deferred groups are left");
-    drop((writer, threads));
-    bulk.join().unwrap();
+    let stats = Arc::clone(writer.broadcaster.stats());
+    let left = [&stats.watchers, &stats.groups].map(|left| left.load(Ordering::Relaxed));
+    assert_eq!(left, [0, 0], "watchers and their kinds are left");
 }
 
 /// 500 schedules of each kind, or `INFORMERD_MODEL_SCHEDULES`; always the same, or those of `INFORMERD_CHECKER_SEED`.

@@ -36,23 +36,21 @@ async fn the_version_of_a_snapshot_and_later_ones_can_be_resumed_from() {
     }
     assert_eq!(after(&running, 12).await.unwrap_err(), JoinError::TooLarge { current: version(10) });
     let mut joined = after(&running, 10).await.unwrap();
-    assert_eq!(joined.backlog, Backlog::default());
     running.apply(put("b", 12)).await;
     running.apply(put("c", 15)).await;
-    assert_eq!(taken(joined.cursor.as_mut().unwrap()).await, ["~b 12", "+c 15"]);
+    assert_eq!(taken(&mut joined.cursor).await, ["~b 12", "+c 15"]);
     // A client that has seen 12 before resumes from there.
-    let versions = |joined: Joined<Deliveries>| -> Vec<u128> {
-        joined.backlog.batches.iter().map(|batch| batch.after.number()).collect()
-    };
-    assert_eq!(versions(after(&running, 12).await.unwrap()), [15]);
-    assert_eq!(versions(after(&running, 10).await.unwrap()), [12, 15]);
+    for (number, missed) in [(12, "+c 15"), (10, "~b 12 +c 15")] {
+        let mut cursor = after(&running, number).await.unwrap().cursor;
+        assert_eq!(taken(&mut cursor).await.join(" "), missed);
+    }
     assert!(matches!(after(&running, 9).await, Err(JoinError::Expired { .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_list_after_a_snapshot_is_applied_as_a_difference_and_leaves_a_gap() {
     let running = begun();
-    let mut cursor = running.watch().await.cursor.unwrap();
+    let mut cursor = running.watch().await.cursor;
     running.list(vec![object("b", 7), object("c", 17)], version(20)).await;
     assert_eq!(taken(&mut cursor).await, ["-a 10 inferred", "+c 20"]);
     assert!(after(&running, 10).await.is_ok());
@@ -68,7 +66,7 @@ async fn a_rewritten_history_ends_the_watches_of_a_snapshot() {
         Delta::Replace(List::new(vec![object("a", 4), object("b", 7)], version(30))),
     ] {
         let running = begun();
-        let (mut cursor, history_id) = (running.watch().await.cursor.unwrap(), running.handle.history_id());
+        let (mut cursor, history_id) = (running.watch().await.cursor, running.handle.history_id());
         let at = rewind.version().unwrap().clone();
         running.fifo.push(rewind).await;
         running.reach(&at).await;
@@ -83,23 +81,25 @@ async fn a_rewritten_history_ends_the_watches_of_a_snapshot() {
 async fn a_list_that_expires_older_versions_ends_every_watch_but_not_the_history() {
     let list = |at| List { expires_older: true, ..List::new(vec![object("a", 3), object("b", 7)], version(at)) };
     let running = begun();
-    let (mut cursor, history_id) = (after(&running, 10).await.unwrap().cursor.unwrap(), running.handle.history_id());
+    let (mut cursor, history_id) = (after(&running, 10).await.unwrap().cursor, running.handle.history_id());
     running.fifo.push(Delta::Replace(list(10))).await;
     settle().await;
     assert_eq!(taken(&mut cursor).await, [""; 0], "nothing is between 10 and 10");
-    let parked = (*running.handle.distributed().unwrap()).clone();
+    let reached = (*running.handle.distributed().unwrap()).clone();
     running.fifo.push(Delta::Replace(list(20))).await;
     running.reach(&version(20)).await;
     assert_eq!(taken(&mut cursor).await, ["Expired { oldest: 20 }"]);
     let expired = JoinError::Expired { oldest: version(20), current: version(20) };
-    for start in [Start::After(version(10)), Start::After(version(15)), Start::AfterOffset(parked)] {
+    for start in [Start::After(version(10)), Start::After(version(15))] {
         assert_eq!(running.handle.join(start, replay()).await.unwrap_err(), expired);
     }
+    let mut before = running.handle.cursor_at(replay(), reached, false);
+    assert_eq!(taken(&mut before).await, ["Expired { oldest: 20 }"]);
     assert_eq!((running.handle.history_id(), count(&running.handle.stats().history_rewrites)), (history_id, 0));
-    let mut resumed = after(&running, 20).await.unwrap().cursor.unwrap();
+    let mut resumed = after(&running, 20).await.unwrap().cursor;
     let at_offset = running.handle.distributed().unwrap();
     running.apply(put("c", 21)).await;
     assert_eq!(taken(&mut resumed).await, ["+c 21"]);
-    let backlog = running.handle.join(Start::AfterOffset((*at_offset).clone()), replay()).await.unwrap().backlog;
-    assert_eq!(backlog.batches.len(), 1);
+    let mut again = running.handle.cursor_at(replay(), (*at_offset).clone(), false);
+    assert_eq!(taken(&mut again).await, ["+c 21"]);
 }

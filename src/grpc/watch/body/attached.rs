@@ -79,7 +79,8 @@ impl WatchBody {
     /// Returns the place where the watch stands; `None` while it has something to hand out, or ends soon.
     pub(in crate::grpc) fn standing(&self) -> Option<(LaneKey, Standing)> {
         let is_notified = self.resource.informer.notify_seq() != self.notify_seq;
-        let is_moving = self.ready.is_some() || self.is_resuming || self.status_changed || self.is_changing();
+        let is_joining = self.initial.is_some() || self.is_resuming;
+        let is_moving = is_joining || self.ready.is_some() || self.status_changed || self.is_changing();
         let is_ending = self.end.is_some() || self.is_over || self.drain_at.is_some();
         if is_moving || is_ending || is_notified || self.bookmarks.is_due() || self.watcher.has_new_access() {
             return None;

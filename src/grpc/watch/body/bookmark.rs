@@ -10,6 +10,7 @@ use crate::{
     grpc::frame,
     proto::{self, pb},
     transport::Room,
+    watch::Cursor,
 };
 
 /// Approximate maximum size of a bookmark without its namespaces, in bytes.
@@ -51,13 +52,15 @@ impl WatchBody {
     /// Advances to the newest version, if no event comes first. Returns true if a relist lies in between.
     fn advance(&mut self) -> Option<bool> {
         let before = self.watch.version().clone();
+        let has_gap = self.watch.cursor().is_some_and(Cursor::has_gap);
         let has_advanced = self.stage() == Some(WatcherStage::Live) && self.watch.advance_at_head();
-        has_advanced.then(|| self.resource.informer.is_relisted_between(&before, self.watch.version()))
+        has_advanced.then(|| has_gap || self.resource.informer.is_relisted_between(&before, self.watch.version()))
     }
 
     /// Creates the bookmark at the end of the stream. A server that has listed since the last bookmark has no history from there on.
     pub(super) fn last_bookmark(&mut self, draining: bool) -> pb::WatchResponse {
-        let relisted = self.advance().unwrap_or_default();
+        let has_gap = self.watch.cursor().is_some_and(Cursor::has_gap);
+        let relisted = self.advance().unwrap_or(has_gap);
         pb::WatchResponse { relisted, ..self.bookmark(pb::Bookmark { draining, ..Default::default() }) }
     }
 

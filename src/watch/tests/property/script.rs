@@ -25,18 +25,11 @@ pub(super) enum Op {
     Take(usize, usize),
     GoLive(usize),
     Leave(usize),
-    /// One more client, at the position of another.
     Sweep,
     /// A bookmark for the watch at this index.
     Bookmark(usize),
-    /// One piece of work of the threads that fill groups.
-    Fill,
-    /// Duration of each evaluation from now on, in nanoseconds.
-    Cost(u64),
-    /// Time in which nothing is evaluated.
-    Pause,
-    /// The history drops all but the last publication.
-    Forget,
+    /// One piece of work of the threads.
+    Work,
     /// The writer waits for the clients that block, until their budgets are spent; and then perhaps until they are full
     /// again.
     Wait(bool),
@@ -124,10 +117,7 @@ pub(super) fn any_op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Sweep),
         2 => any::<bool>().prop_map(Op::Wait),
         4 => (0..8_usize).prop_map(Op::Bookmark),
-        8 => Just(Op::Fill),
-        3 => select(vec![0, 0, 3_000, 30_000, 120_000]).prop_map(Op::Cost),
-        2 => Just(Op::Pause),
-        1 => Just(Op::Forget),
+        8 => Just(Op::Work),
         1 => prop_oneof![4 => Just(Op::Sweep), 2 => Just(Op::Restart), 1 => Just(Op::Stop)],
     ]
 }

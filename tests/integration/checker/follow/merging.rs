@@ -26,6 +26,9 @@ struct MergedRange {
     has_all: bool,
 }
 
+/// Number of messages after one, at each of which all generations are tried that explain it.
+const MAX_TRIED: usize = 3;
+
 impl Follower<'_> {
     /// Returns the events that the server may send merged, instead of all unsent ones; None unless the queue is full, has merged
     /// since, or the server may discard events first.
@@ -35,12 +38,14 @@ impl Follower<'_> {
         Some(self.merged_of(start, end).0)
     }
 
-    /// Returns the indexes at which merging may begin: at the next event that is sent; or at what is suppressed before it, if the
-    /// client merges already, or the server no longer has the next event in the client's queue.
+    /// Returns the indexes at which merging may begin: at the next event that is sent, or at any suppressed change before it, since the
+    /// server has passed those that it read together with the last event. The version of the first message says which.
     fn merge_starts(&self, end: usize) -> impl Iterator<Item = usize> + use<> {
         let first = self.next_event().filter(|first| *first < end && self.is_between_generations());
-        let earlier = Some(self.next).filter(|next| first.is_some_and(|first| *next < first));
-        earlier.into_iter().chain(first)
+        first.into_iter().flat_map({
+            let next = self.next;
+            move |first| next..=first
+        })
     }
 
     fn is_between_generations(&self) -> bool {
@@ -149,15 +154,27 @@ impl Follower<'_> {
     /// to its first message, or fewer, up to the end of a batch, when the threads that fill its group are too late: then the
     /// stream expires, its history is rewritten, or it receives the rest from the history.
     pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
+        self.begin_one_of(at, moment, tally, 0);
+    }
+
+    fn begin_one_of(&mut self, at: usize, moment: &Moment, tally: &mut Tally, tried: usize) {
         self.lose_queue(at);
         if !self.is_between_generations() || !self.may_merge(moment) {
             return;
         }
         let mut ranges = self.generations(at, moment);
-        // Without a poll before it only one is possible. Of several, all of which have this message, one has those after it too.
-        let is_one = ranges.is_empty() || !self.segment.polls.iter().any(|(before, _)| *before == at);
-        let right = if is_one { Some(0) } else { (0..ranges.len()).find(|nth| self.explains(Some(&ranges[*nth]), at)) };
-        let right = right.or_else(|| Some(0).filter(|_| !self.explains(None, at)));
+        // Without a poll before it only one is possible, if it is there to its end. Of several, all of which have this message, one has
+        // those after it too.
+        let was_polled = self.segment.polls.iter().any(|(before, _)| *before == at);
+        let events =
+            self.segment.messages[at..].iter().take_while(|received| received.message.object.is_some()).count();
+        let is_whole = |range: &MergedRange| range.merged.len() <= events;
+        let is_one = !was_polled && ranges.first().is_none_or(|range| tried > 0 || is_whole(range));
+        // Of those further on, the first that is possible.
+        let is_one = is_one || tried == MAX_TRIED;
+        let right =
+            if is_one { Some(0) } else { (0..ranges.len()).find(|nth| self.explains(Some(&ranges[*nth]), at, tried)) };
+        let right = right.or_else(|| Some(0).filter(|_| !self.explains(None, at, tried)));
         if let Some(range) = right.filter(|nth| *nth < ranges.len()).map(|nth| ranges.swap_remove(nth)) {
             self.begin(range, tally);
         }
@@ -218,7 +235,7 @@ impl Follower<'_> {
     }
 
     /// Returns true if a generation, or none, explains a message and those after it, up to one that is no event.
-    fn explains(&mut self, range: Option<&MergedRange>, at: usize) -> bool {
+    fn explains(&mut self, range: Option<&MergedRange>, at: usize, tried: usize) -> bool {
         let position = (self.next, self.position, self.suppressed, self.held.clone());
         let (has_had_all, merges) = (self.has_had_all, self.merges);
         let mut tally = Tally::default();
@@ -231,8 +248,10 @@ impl Follower<'_> {
                 break;
             }
             is_explained = self.due_event(at, &received.moment, &mut tally).is_ok();
+            // Nothing waits within a generation.
+            is_explained &= self.generation.is_empty() || !self.segment.waits.iter().any(|(count, _)| *count == at + 1);
             if let Some(next) = self.segment.messages.get(at + 1).filter(|next| next.message.object.is_some()) {
-                self.begin_generation(at + 1, &next.moment, &mut tally);
+                self.begin_one_of(at + 1, &next.moment, &mut tally, tried + 1);
             }
         }
         (self.next, self.position, self.suppressed, self.held) = position;

@@ -1,6 +1,6 @@
 //! Verifier of what servers retain: their gauges and the live objects, compared with each other and with what should be left.
 //!
-//! - The histories hold what they are charged for, and the logs no more, whenever all tasks are idle.
+//! - The histories and the encoded blocks hold what they are charged for, whenever all tasks are idle.
 //! - A quiet resource retains nothing for clients that have read everything.
 //! - When the clients are closed, the server retains nothing of them; when the servers are dropped, nothing at all is left.
 
@@ -24,7 +24,7 @@ pub(super) struct Before([Count; KINDS.len()]);
 
 /// Time after which servers have removed expired events, and groups without clients.
 const SWEPT: Duration = Duration::from_secs(3);
-const KINDS: [Kind; 3] = [Kind::Run, Kind::Merging, Kind::Record];
+const KINDS: [Kind; 3] = [Kind::Block, Kind::Merging, Kind::Record];
 
 impl Before {
     pub(super) fn now() -> Self {
@@ -43,13 +43,13 @@ impl Before {
     /// Compares what the servers are charged for with what they hold.
     pub(super) fn verify_charges(&self, servers: &[Server]) -> Result<(), String> {
         let charged = informers(servers).map(|informer| informer.stats().history_bytes.load(Ordering::Relaxed));
-        let (charged, [runs, _, records]) = (charged.sum::<u64>(), self.since());
+        let (charged, [blocks, _, records]) = (charged.sum::<u64>(), self.since());
         if cfg!(debug_assertions) && i64::try_from(charged) != Ok(records.size) {
             return Err(format!("the histories are charged with {charged} bytes, and hold {records:?}"));
         }
         let charged = sum(servers, |stats| &stats.retained_size);
-        if i64::try_from(charged).is_ok_and(|charged| charged < runs.size) {
-            return Err(format!("the logs are charged with {charged} bytes, and hold {runs:?} and their arenas"));
+        if cfg!(debug_assertions) && i64::try_from(charged) != Ok(blocks.size) {
+            return Err(format!("the blocks are charged with {charged} bytes, and there are {blocks:?}"));
         }
         Ok(())
     }
@@ -57,9 +57,9 @@ impl Before {
     /// Verifies that servers retain nothing for clients that read everything long ago.
     pub(super) fn verify_quiet(&self, servers: &[Server]) -> Result<(), String> {
         let charged = sum(servers, |stats| &stats.retained_size);
-        let [runs, merging, _] = self.since();
-        if charged > 0 || runs.values > 0 || merging.values > 0 {
-            let left = format!("{charged} bytes are retained; {runs:?} and {merging:?} are alive");
+        let [blocks, merging, _] = self.since();
+        if charged > 0 || blocks.values > 0 || merging.values > 0 {
+            let left = format!("{charged} bytes are retained; {blocks:?} and {merging:?} are alive");
             return Err(format!("everything was read long ago, and {left}"));
         }
         Ok(())
@@ -68,11 +68,10 @@ impl Before {
     /// Verifies that servers retain nothing of closed clients.
     pub(super) fn verify_left(&self, servers: &[Server]) -> Result<(), String> {
         let (cursors, groups) = (sum(servers, |stats| &stats.cursors), sum(servers, |stats| &stats.groups));
-        let deferred = sum(servers, |stats| &stats.deferred);
-        let [runs, merging, _] = self.since();
-        if cursors + groups + deferred > 0 || runs.values > 0 || merging.values > 0 {
-            let groups = format!("{cursors} cursors, {groups} groups, {deferred} that are deferred");
-            return Err(format!("everybody has gone, and {groups}, {runs:?} and {merging:?} are left"));
+        let [blocks, merging, _] = self.since();
+        if cursors + groups > 0 || blocks.values > 0 || merging.values > 0 {
+            let groups = format!("{cursors} cursors, {groups} selections");
+            return Err(format!("everybody has gone, and {groups}, {blocks:?} and {merging:?} are left"));
         }
         Ok(())
     }

@@ -148,11 +148,6 @@ impl Server {
         assert!(pieces < MANY_PIECES, "threads never come to rest");
     }
 
-    /// Returns the number of times that the writer had no time for a group.
-    pub(super) fn deferrals(&self) -> u64 {
-        self.sum(|stats| &stats.deferrals)
-    }
-
     /// Returns the number of full queues under BLOCK for which the server did not wait.
     pub(super) fn denied(&self) -> u64 {
         self.sum(|stats| &stats.denied)
@@ -175,9 +170,8 @@ impl Resource {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(SILENCE[0], SILENCE[1]);
         let bound = |Bounds { age, events, bytes }| Retention { events, size: bytes, age };
-        let (retention, selection_budget) = (bound(retention), Duration::ZERO);
         let broadcaster =
-            BroadcasterConfig { retention, block_timeout, selection_budget, ..BroadcasterConfig::default() };
+            BroadcasterConfig { retention: bound(retention), block_timeout, ..BroadcasterConfig::default() };
         let config = InformerConfig {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster,

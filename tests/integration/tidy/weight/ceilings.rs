@@ -9,7 +9,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("app", 2250, 18),
     ("audit", 150, 0),
     ("auth", 1900, 6),
-    ("cache", 7350, 8),
+    ("cache", 7250, 9),
     ("census", 100, 3),
     ("cli", 6200, 138),
     ("client", 2750, 16),
@@ -31,7 +31,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("testing", 500, 0),
     ("transport", 3650, 0),
     ("turns", 400, 16),
-    ("watch", 5850, 28),
+    ("watch", 4450, 41),
 ];
 
 /// Structs with too many fields, and the number of these.
@@ -53,5 +53,5 @@ pub(super) const WIDE_FOLDERS: &[(&str, usize)] = &[
     ("src/grpc", 48),
     ("src/source/kube", 27),
     ("src/transport", 27),
-    ("src/watch", 27),
+    ("src/watch", 22),
 ];

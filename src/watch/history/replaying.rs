@@ -1,0 +1,78 @@
+//! Replays of what follows a position of a history.
+
+use tokio::time::Instant;
+
+use super::{BACKLOG_EVENTS, History, RecordedBatch};
+use crate::{
+    model::{HistoryPosition, ResourceVersion},
+    watch::{Replay, replay::ReplayPosition},
+};
+
+// === impl History ===
+
+impl History {
+    /// Returns the replay of whole batches that follow a position, up to an offset where one ends: of `most` changes, or a few more.
+    /// `None` if what follows the position is not kept any more.
+    pub(in crate::watch) fn replay(&self, position: &ReplayPosition, to: u64, most: usize) -> Option<Replay> {
+        let ReplayPosition { version, offset, is_gap } = position;
+        // A reader at this version may lack the last changes of its batch.
+        if *offset < self.begin.offset && *version < self.begin.version {
+            return None;
+        }
+        let mut first = self.batches.partition_point(|recorded| recorded.end() <= *offset && recorded.offset < *offset);
+        // A relist without changes may lie before the position or after it.
+        let is_passed = |recorded: &RecordedBatch| recorded.end() <= *offset && recorded.what.after() <= version;
+        while self.batches.get(first).is_some_and(is_passed) {
+            first += 1;
+        }
+        let start = self.batches.get(first).map_or(self.current.offset, |recorded| recorded.offset);
+        let mut before = first.checked_sub(1).map_or(&self.before, |last| self.batches[last].what.after());
+        let (mut batches, mut changes) = (Vec::new(), 0);
+        for recorded in self.batches.range(first..).take_while(|recorded| recorded.end() <= to) {
+            if changes >= most || batches.len() >= most {
+                break;
+            }
+            batches.push(recorded.what.batch(before));
+            changes += recorded.what.events();
+            before = recorded.what.after();
+        }
+        let is_gap = *is_gap || self.is_evicted_relist_after(version, *offset);
+        let reached = HistoryPosition { version: version.clone(), offset: *offset };
+        Some(Replay::new(batches, start, reached).after_gap(is_gap))
+    }
+
+    /// Returns the same for a client to which no relist must be reported.
+    pub(crate) fn replay_after(&self, after: &HistoryPosition, to: u64) -> Option<Replay> {
+        let HistoryPosition { version, offset } = after.clone();
+        self.replay(&ReplayPosition { version, offset, is_gap: false }, to, BACKLOG_EVENTS)
+    }
+
+    /// Returns true if a relist follows a position, before another offset.
+    pub(in crate::watch) fn has_relist_between(&self, version: &ResourceVersion, offset: u64, to: u64) -> bool {
+        let follows = |relist: u64| {
+            let first = self.batches.partition_point(|recorded| recorded.offset < relist);
+            let here = self.batches.range(first..).take_while(|recorded| recorded.offset == relist);
+            let mut kept = here.filter(|recorded| recorded.what.is_gap()).peekable();
+            if kept.peek().is_some() {
+                return kept.any(|recorded| recorded.what.after() > version)
+                    || self.is_evicted_relist_after(version, relist);
+            }
+            // Who is before the changes of a relist has not passed it.
+            let has_no_change = self.evicted_relist.as_ref().filter(|evicted| evicted.offset == relist);
+            has_no_change.is_none_or(|evicted| *version < evicted.version)
+        };
+        let mut relists = self.relists.iter().rev().copied().take_while(|relist| *relist >= offset);
+        relists.any(|relist| relist < to && (relist > offset || follows(relist)))
+    }
+
+    pub(super) fn is_evicted_relist_after(&self, version: &ResourceVersion, offset: u64) -> bool {
+        let is_after = |relist: &HistoryPosition| relist.offset == offset && *version < relist.version;
+        self.evicted_relist.as_ref().is_some_and(is_after)
+    }
+
+    /// Returns the time at which the first change after an offset was recorded.
+    pub(in crate::watch) fn recorded_after(&self, offset: u64) -> Option<Instant> {
+        let first = self.batches.partition_point(|recorded| recorded.end() <= offset);
+        self.batches.get(first).map(|recorded| recorded.at)
+    }
+}
