@@ -86,6 +86,7 @@ fn read(
 
 #[tokio::test]
 async fn a_batch_is_compressed_once_whatever_the_room() {
+    TimeSlice::never_end();
     let world = World::of(Vec::new(), |config| config.compression = Compression::ALL.to_vec()).await;
     let object = |n: usize| format!(r#"{{"metadata":{{"name":"o{n}"}},"x":"{}"}}"#, "web ".repeat(400 + n));
     let snapshot = snapshot((0..200).map(object).collect());
