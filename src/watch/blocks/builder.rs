@@ -53,7 +53,9 @@ pub(super) struct BlockBuilder<F: Frame> {
 
 /// Size, in the unit of the frame, at which a block ends: as much as a client takes at a time.
 pub(super) const BLOCK_SIZE: usize = 64 << 10;
+/// Number of changes between two offsets at which blocks end.
 pub(super) const BLOCK_CHANGES: u64 = 256;
+
 // === impl BlockBuilder ===
 
 impl<F: Frame> BlockBuilder<F> {

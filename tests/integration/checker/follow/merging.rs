@@ -151,7 +151,7 @@ impl Follower<'_> {
     }
 
     /// Begins a generation if this and the following messages are one, as far as the client has read them. It holds all events up
-    /// to its first message, or fewer, up to the end of a batch, when the threads that fill its group are too late: then the
+    /// to its first message, or fewer, up to the end of a batch, when the threads that merge for it are too late: then the
     /// stream expires, its history is rewritten, or it receives the rest from the history.
     pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
         self.begin_one_of(at, moment, tally, 0);

@@ -22,7 +22,7 @@ use super::{Harness, MANY, PLACES, Server};
 #[derive(Debug)]
 pub(super) struct Before([Count; KINDS.len()]);
 
-/// Time after which servers have removed expired events, and groups without clients.
+/// Time after which servers have removed expired events, and selections without clients.
 const SWEPT: Duration = Duration::from_secs(3);
 const KINDS: [Kind; 3] = [Kind::Block, Kind::Merging, Kind::Record];
 
