@@ -244,6 +244,17 @@ fn nothing_leads_over_a_relist_unannounced_when_the_history_was_rewritten() {
     check(&script, &mut Totals::default()).unwrap();
 }
 
+/// Nobody can see a rewrite to the state before an open version, with other bytes only, if bytes are no evidence.
+#[test]
+fn a_rewrite_that_shows_nothing_is_a_list_of_the_state_before_the_open_version() {
+    let config = ScriptConfig { has_lineage: false, has_stable_bodies: false, ..wide_config() };
+    let [held, open] = [("ship", "a"), ("shop", "a")];
+    let say = || Step::Say(vec![(put(open), 1)]);
+    let steps = [Step::SayAtOnce(vec![put(held)], 1), Step::SayOpen(vec![put(open)], 1), Step::Rewind(1, 1), say()];
+    let script = Script { config, first: Vec::new(), steps: steps.to_vec(), settles: true };
+    check(&script, &mut Totals::default()).unwrap();
+}
+
 /// A generation may have begun while its client was paused, and the changes after it are another one.
 #[test]
 fn generations_begin_while_a_client_is_paused() {

@@ -123,11 +123,17 @@ impl Truth {
         }
     }
 
-    /// Returns true if there was no object at a version of this history.
-    fn had_none_at(&self, version: u64) -> bool {
+    /// Returns true if these objects, each written again at a version, are all that was held at that version and show nothing else:
+    /// without stable bodies, other bytes at the same version are no evidence.
+    fn is_state_at(&self, version: u64, written: &[Rc<Held>]) -> bool {
         let epoch = self.current();
         let batches = epoch.batches.iter().take_while(|batch| batch.after <= version).count();
-        epoch.state_at(batches, Selection::All).is_empty()
+        let state = epoch.state_at(batches, Selection::All);
+        let is_same = |new: &Rc<Held>| {
+            let held = state.get(&new.pod.key).filter(|_| !self.has_stable_bodies);
+            held.is_some_and(|held| held.version == version && held.pod.uid == new.pod.uid)
+        };
+        written.len() == state.len() && written.iter().all(is_same)
     }
 
     /// Rewrites the history at an older version: a different upstream, with some of the objects, each changed.
@@ -138,8 +144,9 @@ impl Truth {
         }
         let kept = std::mem::take(&mut self.world).into_values().enumerate();
         let kept: Vec<_> = kept.filter(|(at, _)| keep >> (at % 8) & 1 == 1).map(|(_, held)| held).collect();
-        if kept.is_empty() && version == self.safe_version() && self.had_none_at(version) {
+        if !self.has_lineage && version == self.safe_version() && self.is_state_at(version, &kept) {
             // The list of a replica that has not reached the open version is the same: nobody can see a rewrite.
+            self.world = kept.into_iter().map(|held| (held.pod.key, held)).collect();
             return self.relist(0);
         }
         self.version = version;
