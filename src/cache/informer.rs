@@ -4,8 +4,8 @@
 //!
 //! - A batch is applied (store, indexes, history, version), then published. A snapshot shows a change no later than a watch
 //!   does, and the distributed version is never ahead of the events that cursors can read.
-//! - Joining is a command of the same task, so a watch starts from one snapshot and gets every later event.
-//! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving continue.
+//! - A watch starts from the published snapshot, at its offset, and reads every later event from the history: joining waits for nobody.
+//! - While a client under BLOCK holds the task back, the next batch is not applied; watches join and leave.
 
 mod cache_watcher;
 mod config;
@@ -50,14 +50,14 @@ use crate::{
         Batch, Cause, Event, HistoryPosition, IndexFunc, Indexers, IndexersError, ResourceVersion, sharing_bodies,
     },
     sync::{self, ArcSwap, ArcSwapOption},
-    watch::{Broadcaster, BulkThreads, Cursors, End, Frame, History, NotInHistory, Past, Subscribe},
+    watch::{Broadcaster, BulkThreads, Cursors, End, Frame, History, NotInHistory, Past},
 };
 
 /// Writer of one resource.
 #[derive(Debug)]
 pub struct Informer<F: Frame> {
     fifo: Arc<RealFifo>,
-    commands: mpsc::Receiver<Command<F>>,
+    commands: mpsc::Receiver<Command>,
     writer: Writer<F>,
 }
 
@@ -92,6 +92,8 @@ struct Writer<F: Frame> {
     broadcaster: Broadcaster<F>,
     live: Option<SyncedParts>,
     unread: UnreadItems,
+    /// True from the begin of a history until its first state is published.
+    has_new_history: bool,
     /// Time at which the measured delta of the present cycle was queued.
     received: Option<Instant>,
 }
@@ -107,8 +109,7 @@ struct SyncedParts {
 }
 
 #[derive(Debug)]
-enum Command<F: Frame> {
-    Join { start: Start, subscribe: Subscribe<F>, reply: oneshot::Sender<Result<Joined<F>, JoinError>> },
+enum Command {
     AddIndexers { functions: Vec<(String, IndexFunc)>, reply: oneshot::Sender<Result<(), IndexersError>> },
     NotifyWatches,
 }
@@ -158,6 +159,7 @@ impl<F: Frame> Informer<F> {
                     broadcaster,
                     live: None,
                     unread: UnreadItems::default(),
+                    has_new_history: false,
                     received: None,
                 },
             },
@@ -191,7 +193,7 @@ impl<F: Frame> Informer<F> {
         loop {
             let is_blocked = writer.broadcaster.is_blocked();
             tokio::select! {
-                // Joining first: it is cheap, and must continue while a client holds the next batch back.
+                // Commands first: they are cheap, and must continue while a client holds the next batch back.
                 biased;
                 // Cancel-safe: `recv` loses nothing when another arm wins. Without any handle left, only the queue counts.
                 Some(command) = commands.recv() => writer.handle(command),
@@ -244,13 +246,8 @@ impl<F: Frame> Writer<F> {
         self.broadcaster.notify_watches();
     }
 
-    fn handle(&mut self, command: Command<F>) {
+    fn handle(&mut self, command: Command) {
         match command {
-            Command::Join { start, subscribe, reply } => {
-                let joined = self.join(&start, subscribe);
-                // The caller may have been dropped; the cursor then unsubscribes by being dropped.
-                drop(reply.send(joined));
-            }
             Command::AddIndexers { functions, reply } => {
                 let added = self.add_indexers(functions);
                 // The caller may have been dropped.
@@ -258,29 +255,6 @@ impl<F: Frame> Writer<F> {
             }
             Command::NotifyWatches => self.notify_watches(),
         }
-    }
-
-    fn join(&mut self, start: &Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
-        let live = self.live.as_mut().ok_or(JoinError::NotSynced)?;
-        let reached = {
-            let history = self.shared.past.history().lock();
-            let current = history.current();
-            let position = |version: &ResourceVersion| -> Result<_, JoinError> {
-                let offset = history.position_after(version).map_err(|error| not_in_history(&history, error))?;
-                Ok(HistoryPosition { version: version.clone(), offset })
-            };
-            match start {
-                Start::Now => current.clone(),
-                Start::Complete => position(&current.version)?,
-                Start::After(version) => position(version)?,
-            }
-        };
-        let cursor = self.broadcaster.subscribe_at(subscribe, reached, matches!(start, Start::After(_)));
-        let ahead = (*start == Start::Complete).then(|| self.shared.past.history().lock().ahead());
-        let few = ahead.filter(|ahead| ahead.len() <= CYCLE_DELTAS);
-        let complete = few.map(|ahead| live.indexer.snapshot_before(&ahead).at_safe_version());
-        let snapshot = complete.unwrap_or_else(|| live.indexer.snapshot());
-        Ok(Joined { snapshot, cursor, history_id: self.shared.history_id.load(Ordering::Acquire) })
     }
 
     /// Applies the drained deltas, then publishes them in one cycle.
@@ -296,7 +270,7 @@ impl<F: Frame> Writer<F> {
                     // The next run has no history, so the upstream has to repeat the changes ahead of the version.
                     if let Some(live) = &self.live {
                         let ahead = self.shared.past.history().lock().ahead();
-                        let snapshot = live.indexer.snapshot_before(&ahead);
+                        let snapshot = live.indexer.snapshot().before(&ahead);
                         checkpoints.push((reply, Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }));
                     }
                 }
@@ -353,7 +327,7 @@ impl<F: Frame> Writer<F> {
             Some(live) if self.shared.is_complete_in(&list) => {
                 let mut ahead = self.shared.past.history().lock().ahead();
                 ahead.retain(|change| change.version > list.version);
-                let known = live.indexer.snapshot_before(&ahead);
+                let known = live.indexer.snapshot().before(&ahead);
                 let proof = known.rewrite_proof(&list, self.config.rewrite_evidence);
                 // An object that could not be read was there before.
                 if let Some(key) = proof.filter(|key| !unread.has(key)) {
@@ -411,7 +385,7 @@ impl<F: Frame> Writer<F> {
         let what = if state == SyncState::Stale { "serving the snapshot of the previous run" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
         let history = History::new(self.config.history, HistoryPosition { version, offset: 0 });
-        self.broadcaster.start_new_history(&End::HistoryRewritten, history);
+        self.begin_history(&indexer, &End::HistoryRewritten, history);
         let (unrepeated, ahead) = (UnrepeatedChanges::default(), ChangesAhead::default());
         self.live = Some(SyncedParts { indexer, unrepeated, ahead, reported_state: state });
     }
@@ -440,9 +414,19 @@ impl<F: Frame> Writer<F> {
         let history_id = self.shared.history_id.load(Ordering::Acquire);
         // An offset that no parked watch has reached, and no earlier snapshot.
         let offset = self.shared.past.history().lock().current().offset + 1;
-        live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).begin_history(history_id, offset);
+        let indexer = Indexer::new(Arc::clone(&self.config.indexers), list).begin_history(history_id, offset);
         let history = History::new(self.config.history, HistoryPosition { version, offset });
-        self.broadcaster.start_new_history(end, history);
+        self.begin_history(&indexer, end, history);
+        if let Some(live) = &mut self.live {
+            live.indexer = indexer;
+        }
+    }
+
+    /// Ends every watch, and continues with another history and its first state, which readers see together.
+    fn begin_history(&mut self, indexer: &Indexer, end: &End, history: History) {
+        let snapshot = Arc::new(indexer.snapshot());
+        self.broadcaster.start_new_history(end, history, || self.shared.snapshot.store(Some(snapshot)));
+        self.has_new_history = true;
     }
 }
 

@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{
-    BroadcasterConfig, BroadcasterStats, BulkThreads, Cursor, Cursors, End, Frame, History, Past, Subscribe,
-    replay::ReplayPosition,
-};
+use super::{BroadcasterConfig, BroadcasterStats, BulkThreads, Cursor, Cursors, End, Frame, History, Past, Subscribe};
 use crate::model::{Batch, HistoryPosition, ResourceVersion};
 
 /// Distributor of batches to cursors, owned by one task. Every cursor that subscribed before a batch is published receives
@@ -82,7 +79,7 @@ impl<F: Frame> Broadcaster<F> {
     /// Returns a Broadcaster without watchers, at a version.
     pub fn new(config: BroadcasterConfig, version: ResourceVersion) -> Self {
         let past = Arc::new(Past::new(config.retention));
-        past.restart(History::new(config.retention, HistoryPosition { version, offset: 0 }));
+        past.restart(History::new(config.retention, HistoryPosition { version, offset: 0 }), || {});
         Self::over(Arc::new(Cursors::new(past, config)))
     }
 
@@ -130,7 +127,7 @@ impl<F: Frame> Broadcaster<F> {
 
     /// Subscribes a client, which receives exactly what is published from now on.
     pub fn subscribe(&mut self, subscribe: Subscribe<F>) -> Cursor<F> {
-        self.subscribe_at(subscribe, self.reached(), false)
+        self.cursors.subscribe_at(subscribe, self.reached(), (false, false))
     }
 
     /// Subscribes a client that has all changes up to a version. More changes up to that version may still be published
@@ -138,19 +135,7 @@ impl<F: Frame> Broadcaster<F> {
     pub fn subscribe_after(&mut self, subscribe: Subscribe<F>, version: &ResourceVersion) -> Cursor<F> {
         let reached = self.reached();
         let version = if *version > reached.version { version.clone() } else { reached.version };
-        self.subscribe_at(subscribe, HistoryPosition { version, ..reached }, false)
-    }
-
-    /// Subscribes a client that has everything up to a position in the history. With `is_resumed`, it may have missed events.
-    pub(crate) fn subscribe_at(
-        &self,
-        subscribe: Subscribe<F>,
-        reached: HistoryPosition,
-        is_resumed: bool,
-    ) -> Cursor<F> {
-        let HistoryPosition { version, offset } = reached;
-        let at = ReplayPosition { version, offset, is_gap: false };
-        Cursor::new(Arc::clone(&self.cursors), subscribe, at, is_resumed)
+        self.cursors.subscribe_at(subscribe, HistoryPosition { version, ..reached }, (false, false))
     }
 
     /// Publishes batches, which cursors can then read, and wakes those that they may concern. Does nothing after [`Self::stop`].
@@ -227,10 +212,11 @@ impl<F: Frame> Broadcaster<F> {
     }
 
     /// Ends every cursor at once, and continues with a new history for later subscribers.
-    pub(crate) fn start_new_history(&mut self, end: &End, history: History) {
+    /// `also` is done together with the latter, as its readers see it.
+    pub(crate) fn start_new_history(&mut self, end: &End, history: History, also: impl FnOnce()) {
         // First: whoever reads the new history at an old offset then finds the end.
         self.cursors.end_all(end);
-        self.cursors.shared.past.restart(history);
+        self.cursors.shared.past.restart(history, also);
     }
 }
 

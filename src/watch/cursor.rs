@@ -40,7 +40,7 @@ pub struct Cursor<F: Frame> {
     is_parked: bool,
     /// True if the client may have missed events: until it has read everything for the first time.
     is_resuming: bool,
-    /// Block that it reads, if that is still kept, and its next step there.
+    /// Block of which it has taken a part, if that is still kept, and its next step there.
     block: Weak<Block<F>>,
     step: usize,
     /// Under all policies but REPLAY: the queue, and its number.
@@ -87,52 +87,37 @@ const MAX_EMPTY_BLOCKS: usize = 16;
 // === impl Cursors ===
 
 impl<F: Frame> Cursors<F> {
-    /// Subscribes a client that has everything up to a position, and may have missed what follows. With `is_gap`, a relist on the way
-    /// to it must still be reported.
-    pub(crate) fn resume(
+    /// Subscribes a client that has everything up to a position in the history. With `is_resuming`, it may have missed events; with
+    /// `is_gap`, a relist on the way to it must still be reported.
+    pub(crate) fn subscribe_at(
         self: &Arc<Self>,
         subscribe: Subscribe<F>,
-        reached: HistoryPosition,
-        is_gap: bool,
+        HistoryPosition { version, offset }: HistoryPosition,
+        (is_resuming, is_gap): (bool, bool),
     ) -> Cursor<F> {
-        let HistoryPosition { version, offset } = reached;
-        Cursor::new(Arc::clone(self), subscribe, ReplayPosition { version, offset, is_gap }, true)
-    }
-}
-
-// === impl Cursor ===
-
-impl<F: Frame> Cursor<F> {
-    /// Subscribes a client that has everything up to a position. With `is_resuming`, it may have missed what follows.
-    pub(super) fn new(
-        cursors: Arc<Cursors<F>>,
-        subscribe: Subscribe<F>,
-        at: ReplayPosition,
-        is_resuming: bool,
-    ) -> Self {
         let Subscribe { selection, format, queue: options, client, initial_events } = subscribe;
-        let (policy, shared) = (options.policy, Arc::clone(&cursors.shared));
+        let (policy, shared) = (options.policy, Arc::clone(&self.shared));
+        let at = ReplayPosition { version, offset, is_gap };
         let kind = shared.blocks.kind(selection, format);
         kind.enter();
-        let (port, lifetime) = (Arc::new(Port::new(at.offset)), cursors.lifetime());
+        let (port, lifetime) = (Arc::new(Port::new(offset)), self.lifetime());
         let number = shared.past.add(&port, &kind.selection);
         let queue = (policy != FullChannelPolicy::Replay).then(|| {
             let has_initial_events = initial_events && !is_resuming;
             let is_live = !initial_events && !is_resuming;
             let state = if is_live { State::Live } else { State::CatchingUp { has_initial_events } };
-            let budget = (policy == FullChannelPolicy::Block).then(|| cursors.budget(&client));
+            let budget = (policy == FullChannelPolicy::Block).then(|| self.budget(&client));
             let (kind, port) = (Arc::clone(&kind), Arc::clone(&port));
             let queue = Arc::new(Queue::new(Arc::clone(&shared), kind, port, options, at.clone(), state, budget));
-            let number = cursors.add(&queue, at.offset);
+            let number = self.add(&queue, offset);
             (queue, number)
         });
-        for counter in [&shared.stats.cursors, &shared.stats.watchers] {
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
+        shared.stats.cursors.fetch_add(1, Ordering::Relaxed);
+        shared.stats.watchers.fetch_add(1, Ordering::Relaxed);
         // Who does not read yet, such as during initial events, needs only what follows the first change that concerns it.
         let head = shared.past.head();
-        let mut cursor = Self {
-            cursors,
+        let mut cursor = Cursor {
+            cursors: Arc::clone(self),
             kind,
             port,
             number,
@@ -152,7 +137,11 @@ impl<F: Frame> Cursor<F> {
         }
         cursor
     }
+}
 
+// === impl Cursor ===
+
+impl<F: Frame> Cursor<F> {
     /// Returns the selection, which all cursors of its kind share.
     pub fn selection(&self) -> &Arc<Selection> {
         &self.kind.selection
@@ -190,6 +179,10 @@ impl<F: Frame> Cursor<F> {
         let Some(distributed) = distributed else { return false };
         if self.standing(distributed.offset).is_none() {
             return false;
+        }
+        // What was distributed last may be of the history before.
+        if distributed.offset < self.at.offset {
+            return true;
         }
         self.at.offset = self.at.offset.max(distributed.offset);
         self.port.reads(self.at.offset);
@@ -337,9 +330,8 @@ impl<F: Frame> Cursor<F> {
             if must_fit && max_size == 0 {
                 return Poll::Ready(Err(TooLarge(None)));
             }
-            let kept = self.block.upgrade().filter(|block| self.step < block.steps.len());
-            let block = if let Some(kept) = kept {
-                kept
+            let (block, is_kept) = if let Some(kept) = self.block.upgrade() {
+                (kept, true)
             } else {
                 let polled = self.cursors.shared.blocks.poll_block(cx, &self.kind, &self.at, (head, max_size));
                 // What was read may be of a past that has begun anew.
@@ -355,11 +347,18 @@ impl<F: Frame> Cursor<F> {
                 if block.has_failed {
                     return Poll::Ready(Ok(Taken::Ended(End::Failed)));
                 }
-                (self.block, self.step) = (Arc::downgrade(&block), 0);
-                block
+                self.step = 0;
+                (block, false)
             };
             let from = self.at.offset;
-            if let FromBlock::Events(frame, events) = self.take_from(&block, until, max_size, must_fit)? {
+            let taken = self.take_from(&block, until, max_size, must_fit);
+            let has_more = self.step < block.steps.len();
+            if !has_more {
+                self.block = Weak::new();
+            } else if !is_kept {
+                self.block = Arc::downgrade(&block);
+            }
+            if let FromBlock::Events(frame, events) = taken? {
                 self.measure(from, events);
                 if self.at.offset >= head {
                     // Who does not take again for long needs only what follows the next change that concerns it.
@@ -487,9 +486,8 @@ impl<F: Frame> Drop for Cursor<F> {
             self.cursors.remove(number);
         }
         self.kind.leave();
-        for counter in [&self.cursors.shared.stats.cursors, &self.cursors.shared.stats.watchers] {
-            counter.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.cursors.shared.stats.cursors.fetch_sub(1, Ordering::Relaxed);
+        self.cursors.shared.stats.watchers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

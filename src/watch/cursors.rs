@@ -112,11 +112,12 @@ impl<F: Frame> Cursors<F> {
         if self.shared.signals.may_be_full(head) {
             let now = Instant::now();
             let left = self.shared.signals.left(now);
-            for queue in self.queues() {
-                queue.fill(head, left, now);
-            }
+            self.queues().iter().for_each(|queue| queue.fill(head, left, now));
         }
-        self.keep_needed();
+        // Otherwise it is enough periodically.
+        if self.shared.past.history().lock().kept_until() > Some(0) {
+            self.keep_needed();
+        }
     }
 
     /// Keeps in the history what queues need, counts or merges what it cannot keep for long, and drops the rest.
@@ -135,9 +136,7 @@ impl<F: Frame> Cursors<F> {
 
     /// Gives up on every client that holds the writer back.
     pub(super) fn give_up(&self, now: Instant) {
-        for queue in self.queues() {
-            queue.give_up(now);
-        }
+        self.queues().iter().for_each(|queue| queue.give_up(now));
     }
 
     /// Drops what nobody needs, and counts what clients have lost that do not read.

@@ -134,7 +134,8 @@ fn expired(oldest: u128) -> Item {
 fn rewrite<F: Frame>(broadcaster: &mut Broadcaster<F>, number: u128) {
     let offset = broadcaster.reached().offset + 1;
     let begin = HistoryPosition { version: version(number), offset };
-    broadcaster.start_new_history(&End::HistoryRewritten, History::new(BroadcasterConfig::default().retention, begin));
+    let history = History::new(BroadcasterConfig::default().retention, begin);
+    broadcaster.start_new_history(&End::HistoryRewritten, history, || {});
 }
 
 /// Result of a cursor, event by event.

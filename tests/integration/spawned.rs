@@ -193,7 +193,7 @@ fn spawn_handle(handle: InformerHandle<Deliveries>, subscribe: Subscribe<Deliver
         handle.wait_for(0, |state| !state.is_empty()).await;
         handle.catch_up(Duration::ZERO).await;
         handle.notify_watches().await;
-        handle.join(Start::Now, subscribe).await.ok();
+        handle.join(&Start::Now, subscribe).ok();
         handle.stopped().await;
     });
 }

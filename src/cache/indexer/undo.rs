@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::{Indexer, Snapshot, cost};
 use crate::model::{AppliedVersion, Cause, Change, Object, ObjectKey, ResourceVersion};
 
-// === impl Indexer ===
+// === impl Snapshot ===
 
-impl Indexer {
+impl Snapshot {
     /// Returns the state before the given changes, which are the last ones, in reverse order.
-    pub fn snapshot_before(&self, changes: &[Change]) -> Snapshot {
-        let mut past = Self { indexers: Arc::clone(&self.indexers), state: self.state.clone() };
+    pub fn before(&self, changes: &[Change]) -> Self {
+        let mut past = Indexer { indexers: Arc::clone(&self.indexers), state: self.clone() };
         past.state.replaced = past.state.replaced.saturating_sub(cost(changes));
         past.state.offset = past.state.offset.saturating_sub(changes.len() as u64);
         for Change { old, new, version, .. } in changes {
@@ -22,11 +22,7 @@ impl Indexer {
         }
         past.state
     }
-}
 
-// === impl Snapshot ===
-
-impl Snapshot {
     /// Returns the number of changes of the resource up to this state, of all in this process.
     pub(in crate::cache) fn offset(&self) -> u64 {
         self.offset

@@ -11,17 +11,17 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Command, InformerShared, InformerStats, JoinError, Joined, Start, Stopped, not_in_history};
+use super::{CYCLE_DELTAS, Command, InformerShared, InformerStats, JoinError, Joined, Start, Stopped, not_in_history};
 use crate::{
     cache::{HealthReport, ProgressDemand, Provenance, Snapshot, SourceHealth, SyncState},
     model::{HistoryPosition, Indexers, Namespaces, ResourceVersion},
-    watch::{BroadcasterStats, Cursor, Cursors, Frame, NotInHistory, Replay, Subscribe},
+    watch::{BroadcasterStats, Cursor, Cursors, Frame, History, NotInHistory, Replay, Subscribe},
 };
 
 /// Reading side of an [`Informer`](super::Informer); clones share it.
 pub struct InformerHandle<F: Frame> {
     pub(super) shared: Arc<InformerShared>,
-    pub(super) commands: mpsc::Sender<Command<F>>,
+    pub(super) commands: mpsc::Sender<Command>,
     pub(super) cursors: Arc<Cursors<F>>,
 }
 
@@ -216,20 +216,41 @@ impl<F: Frame> InformerHandle<F> {
         self.shared.notify_seq.load(Ordering::Acquire)
     }
 
-    /// Starts a watch.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the watch does not exist.
-    pub async fn join(&self, start: Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
-        self.request(|reply| Command::Join { start, subscribe, reply }).await?
+    /// Starts a watch, without a wait: of the published state, and of what the history has before it.
+    pub fn join(&self, start: &Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
+        if self.commands.is_closed() {
+            return Err(Stopped.into());
+        }
+        let (snapshot, reached) = {
+            // A history begins together with its first state. Apart from that it may be ahead of the published one.
+            let history = self.shared.past.history().lock();
+            let snapshot = self.snapshot().ok_or(JoinError::NotSynced)?;
+            let version = match start {
+                Start::Now | Start::Complete => snapshot.safe_version(),
+                Start::After(version) => version,
+            };
+            let offset = match start {
+                Start::Now => snapshot.offset(),
+                Start::Complete | Start::After(_) => {
+                    let position = history.position_after(version).map_err(|error| not_in_history(&history, error))?;
+                    if version > snapshot.version() {
+                        return Err(JoinError::TooLarge { current: snapshot.safe_version().clone() });
+                    }
+                    // What was recorded since at such a version, its client has.
+                    position.min(snapshot.offset())
+                }
+            };
+            let reached = HistoryPosition { version: version.clone(), offset };
+            let complete = (*start == Start::Complete).then(|| complete(&snapshot, &history)).flatten();
+            (complete.unwrap_or_else(|| Snapshot::clone(&snapshot)), reached)
+        };
+        let history_id = snapshot.history_id();
+        let cursor = self.cursors.subscribe_at(subscribe, reached, (matches!(start, Start::After(_)), false));
+        Ok(Joined { snapshot, cursor, history_id })
     }
 
     /// Sends a command, and waits for its reply.
-    pub(super) async fn request<T>(
-        &self,
-        command: impl FnOnce(oneshot::Sender<T>) -> Command<F>,
-    ) -> Result<T, Stopped> {
+    pub(super) async fn request<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Stopped> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| Stopped)?;
         self.answer(answer).await
@@ -249,7 +270,7 @@ impl<F: Frame> InformerHandle<F> {
 
     /// Returns the cursor of a client that has everything up to a position, where it continues.
     pub(super) fn cursor_at(&self, subscribe: Subscribe<F>, reached: HistoryPosition, has_gap: bool) -> Cursor<F> {
-        self.cursors.resume(subscribe, reached, has_gap)
+        self.cursors.subscribe_at(subscribe, reached, (true, has_gap))
     }
 
     /// Returns the first changes after a version.
@@ -264,6 +285,15 @@ impl<F: Frame> InformerHandle<F> {
         let history = self.shared.past.history().lock();
         history.replay_after(after, to).ok_or_else(|| not_in_history(&history, NotInHistory::Expired))
     }
+}
+
+/// Returns the state at the last complete version, if few changes came after it.
+fn complete(snapshot: &Snapshot, history: &History) -> Option<Snapshot> {
+    if history.current().offset != snapshot.offset() || history.current().version != *snapshot.safe_version() {
+        return None;
+    }
+    let ahead = history.ahead();
+    (ahead.len() <= CYCLE_DELTAS).then(|| snapshot.before(&ahead).at_safe_version())
 }
 
 impl<F: Frame> Clone for InformerHandle<F> {

@@ -245,7 +245,7 @@ impl Joined {
     /// Joins, once there is a state.
     async fn begin(informer: InformerHandle<Deliveries>, subscribe: Subscribe<Deliveries>) -> Result<Self, JoinError> {
         let joined = loop {
-            match informer.join(Start::Now, subscribe.clone()).await {
+            match informer.join(&Start::Now, subscribe.clone()) {
                 Err(JoinError::NotSynced) => tokio::select! {
                     // Cancel-safe by its own contract.
                     _ = informer.wait_for(0, |_| true) => {}

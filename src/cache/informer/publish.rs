@@ -19,9 +19,8 @@ impl<F: Frame> Writer<F> {
         let Some(live) = &mut self.live else { return };
         let distributed = Arc::new(self.shared.past.history().lock().current().clone());
         let snapshot = Arc::new(live.indexer.snapshot());
-        let is_first =
-            self.shared.snapshot.load().as_ref().is_none_or(|last| last.history_id() != snapshot.history_id());
         // The waited-for version of another history may never be reached.
+        let is_first = std::mem::take(&mut self.has_new_history);
         let reached = if is_first { u128::MAX } else { snapshot.version().number() };
         self.shared.snapshot.store(Some(snapshot));
         let received = self.received.take().filter(|_| batches.iter().any(|batch| !batch.changes.is_empty()));

@@ -23,7 +23,8 @@ use crate::{
     cache::{FifoBounds, RewriteEvidence},
     model::{Cause, EventType, Object, ObjectKey, Selection},
     watch::{
-        BroadcasterConfig, Client, Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Taken,
+        BroadcasterConfig, Client, Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Subscribe,
+        Taken,
     },
 };
 
@@ -78,7 +79,7 @@ impl Running {
     }
 
     async fn watch(&self) -> Joined<Deliveries> {
-        self.handle.join(Start::Now, replay()).await.unwrap()
+        self.handle.join(&Start::Now, replay()).unwrap()
     }
 }
 
@@ -179,7 +180,7 @@ async fn a_bookmark_moves_the_version_and_changes_nothing() {
     assert_eq!(taken(&mut cursor).await, [""; 0]);
     assert_eq!(running.handle.distributed().unwrap().version, version(50));
     assert_eq!(running.handle.oldest(), Some(version(5)));
-    let mut late = running.handle.join(Start::After(version(50)), replay()).await.unwrap();
+    let mut late = running.handle.join(&Start::After(version(50)), replay()).unwrap();
     assert_eq!((late.snapshot.version(), late.cursor.version()), (&version(50), &version(50)));
     running.apply(Event::Deleted(object("unknown", 51))).await;
     running.apply(put("a", 52)).await;
@@ -205,9 +206,9 @@ async fn a_list_that_is_older_or_of_another_lineage_ends_every_watch() {
         assert_eq!(count(&running.handle.stats().history_rewrites), 1);
         assert_eq!(running.handle.distributed().unwrap().version, behind);
         let expired = JoinError::Expired { oldest: behind.clone(), current: behind.clone() };
-        let earlier = running.handle.join(Start::After("xyz.1".parse().unwrap()), replay()).await;
+        let earlier = running.handle.join(&Start::After("xyz.1".parse().unwrap()), replay());
         assert_eq!(earlier.unwrap_err(), expired);
-        let mut joined = running.handle.join(Start::After(behind.clone()), replay()).await.unwrap();
+        let mut joined = running.handle.join(&Start::After(behind.clone()), replay()).unwrap();
         assert_eq!(joined.snapshot.objects(None, None).map(|object| object.key().name()).collect::<Vec<_>>(), ["b"]);
         let next = behind.next();
         running.apply(Event::Added(Arc::new(object("z", 1).at_version(next.clone())))).await;
@@ -220,14 +221,14 @@ async fn a_watch_that_joins_again_detects_a_rewritten_history_whatever_the_versi
     let running = Running::start();
     running.list(vec![object("a", 1)], version(99)).await;
     let Joined { history_id, .. } = running.watch().await;
-    let again = || running.handle.join(Start::After(version(99)), replay());
-    assert_eq!(again().await.unwrap().history_id, history_id);
+    let again = || running.handle.join(&Start::After(version(99)), replay());
+    assert_eq!(again().unwrap().history_id, history_id);
     running.list(vec![object("a", 1)], version(50)).await;
-    assert!(matches!(again().await, Err(JoinError::TooLarge { .. })));
+    assert!(matches!(again(), Err(JoinError::TooLarge { .. })));
     assert_ne!(running.handle.history_id(), history_id, "whatever joining says");
     running.list(vec![object("a", 1)], version(99)).await;
     running.apply(put("a", 120)).await;
-    assert_ne!(again().await.unwrap().history_id, history_id, "a version that looks like one of this history");
+    assert_ne!(again().unwrap().history_id, history_id, "a version that looks like one of this history");
 }
 
 // === BLOCK, and the end ===
@@ -236,7 +237,7 @@ async fn a_watch_that_joins_again_detects_a_rewritten_history_whatever_the_versi
 async fn a_client_under_block_delays_the_next_batch_and_nothing_else() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let mut slow = running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor;
+    let mut slow = running.handle.join(&Start::Now, subscribe(FullChannelPolicy::Block, 1)).unwrap().cursor;
     let started = tokio::time::Instant::now();
     running.apply(put("a", 2)).await;
     assert_eq!(taken(&mut slow).await, ["+a 2"]);
@@ -258,7 +259,7 @@ async fn a_client_under_block_delays_the_next_batch_and_nothing_else() {
 async fn a_client_under_block_that_never_reads_is_evicted_and_the_resource_continues() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let mut slow = running.handle.join(Start::Now, subscribe(FullChannelPolicy::Block, 1)).await.unwrap().cursor;
+    let mut slow = running.handle.join(&Start::Now, subscribe(FullChannelPolicy::Block, 1)).unwrap().cursor;
     running.apply(put("a", 2)).await;
     assert_eq!(taken(&mut slow).await, ["+a 2"]);
     let started = tokio::time::Instant::now();
@@ -296,7 +297,7 @@ async fn closing_the_queue_ends_cursors_after_they_have_read_everything() {
     running.task.await.unwrap();
     let all = taken(&mut cursor).await;
     assert_eq!((all.len(), all.last().unwrap().as_str()), (99, "Stopped"));
-    assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::Stopped(Stopped));
+    assert_eq!(running.handle.join(&Start::Now, replay()).unwrap_err(), JoinError::Stopped(Stopped));
     assert_eq!(running.handle.snapshot().unwrap().version(), &version(99), "the last state can still be read");
 }
 
@@ -306,7 +307,7 @@ async fn dropping_the_task_ends_cursors_and_handles_may_go_first() {
     fifo.push(Delta::Replace(List::new(Vec::new(), version(1)))).await;
     let snapshot = handle.wait_for(0, |_| true).await;
     assert_eq!(snapshot.version(), &version(1));
-    let mut cursor = handle.join(Start::Now, replay()).await.unwrap().cursor;
+    let mut cursor = handle.join(&Start::Now, replay()).unwrap().cursor;
     drop((handle, snapshot));
     fifo.push(Delta::event(put("a", 2))).await;
     settle().await;

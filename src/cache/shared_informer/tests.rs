@@ -262,7 +262,7 @@ async fn a_stop_applies_what_is_queued_and_ends_the_watches_after_it() {
         client: Client::Watch,
         initial_events: false,
     };
-    let mut watch = informer.handle().join(Start::Now, subscribe).await.unwrap().cursor;
+    let mut watch = informer.handle().join(&Start::Now, subscribe).unwrap().cursor;
     let version = source.add(&pod("queued", ""));
     settle().await;
     assert!(informer.list().is_empty(), "the next cycle begins in a minute");

@@ -353,7 +353,7 @@ async fn join(
         Start::Now | Start::Complete => None,
     };
     loop {
-        match (resource.informer.join(start.clone(), subscribe.clone()).await, from) {
+        match (resource.informer.join(&start, subscribe.clone()), from) {
             (Ok(joined), _) => return Ok(joined),
             (Err(JoinError::TooLarge { .. }), Some(from)) => {
                 waits(opening, future_wait, |wait| service.reached(resource, Some(from), wait)).await?;

@@ -125,10 +125,15 @@ impl Past {
         &self.history
     }
 
-    /// Replaces the history by an empty one, in which nobody can continue to read. Wakes the readers, which notice that.
-    pub(in crate::watch) fn restart(&self, history: History) {
+    /// Replaces the history by an empty one, in which nobody can continue to read, and does something else while it is locked. Wakes the
+    /// readers, which notice that.
+    pub(in crate::watch) fn restart(&self, history: History, also: impl FnOnce()) {
         self.head.store(history.current().offset, Ordering::SeqCst);
-        *self.history.lock() = history;
+        {
+            let mut present = self.history.lock();
+            *present = history;
+            also();
+        }
         self.unpark_all(0);
     }
 

@@ -23,11 +23,11 @@ fn a_cursor_that_reports_a_relist_shares_no_block_with_others() {
     let config = BroadcasterConfig::default();
     let past = Arc::new(Past::new(config.retention));
     let begin = HistoryPosition { version: version(0), offset: 0 };
-    past.restart(History::new(config.retention, begin.clone()));
+    past.restart(History::new(config.retention, begin.clone()), || {});
     let cursors = Arc::new(Cursors::<Text>::new(past, config));
     let mut broadcaster = Broadcaster::over(Arc::clone(&cursors));
-    let mut cursors =
-        [true, false, true, false].map(|is_gap| cursors.resume(live(everything(), REPLAY), begin.clone(), is_gap));
+    let mut cursors = [true, false, true, false]
+        .map(|is_gap| cursors.subscribe_at(live(everything(), REPLAY), begin.clone(), (true, is_gap)));
     broadcaster.publish(&World::at(0).several(1));
     let is_relisted = |cursor| lines(cursor).iter().map(|line| line.contains("relist")).collect::<Vec<_>>();
     assert_eq!(cursors.each_mut().map(is_relisted), [[true], [false], [true], [false]]);

@@ -47,7 +47,7 @@ impl Truth {
 
 fn past() -> Arc<Past> {
     let past = Past::new(BOUNDS);
-    past.restart(History::new(BOUNDS, HistoryPosition { version: version(0), offset: 0 }));
+    past.restart(History::new(BOUNDS, HistoryPosition { version: version(0), offset: 0 }), || {});
     Arc::new(past)
 }
 
@@ -280,7 +280,7 @@ async fn a_reader_is_woken_by_what_it_selects() {
 async fn a_reader_stops_before_a_large_batch_and_at_the_end() {
     let (past, mut world) = (past(), World::at(0));
     let wide = Retention { events: 10_000, ..BOUNDS };
-    past.restart(History::new(wide, HistoryPosition { version: version(0), offset: 0 }));
+    past.restart(History::new(wide, HistoryPosition { version: version(0), offset: 0 }), || {});
     let mut reader = Reader::new(Arc::clone(&past), 0);
     add(&mut reader, &everything(), 0);
     let mut cx = Context::from_waker(Waker::noop());

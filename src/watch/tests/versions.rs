@@ -347,3 +347,14 @@ fn a_replay_counts_the_suppressed_changes_of_a_batch() {
     }
     assert_eq!((events, suppressed), (2, 3));
 }
+
+/// A watch may join a new history before anything of it was distributed.
+#[test]
+fn a_bookmark_in_a_new_history_is_not_of_the_one_before() {
+    let mut broadcaster = broadcaster::<Deliveries>(50);
+    let before = broadcaster.reached();
+    rewrite(&mut broadcaster, 5);
+    let mut cursor = broadcaster.subscribe(live(everything(), REPLAY));
+    assert!(cursor.advance_at_head(Some(&before)), "nothing is left to take");
+    assert_eq!(*cursor.version(), version(5));
+}

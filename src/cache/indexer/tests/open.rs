@@ -11,7 +11,7 @@ async fn a_snapshot_has_the_state_of_the_version_to_resume_from() {
     let mut history = History::new(bounds, HistoryPosition { version: version(5), offset: 0 });
     let mut apply = |events: Vec<Event>, closes: bool| {
         history.record(Arc::new(indexer.apply_events(events, closes)), Instant::now());
-        let kept = indexer.snapshot_before(&history.ahead());
+        let kept = indexer.snapshot().before(&history.ahead());
         kept.objects(None, None).map(|object| object.key().to_string()).collect::<Vec<_>>()
     };
     assert_eq!(apply(vec![delete("a", 9)], false), ["a", "b", "c"]);

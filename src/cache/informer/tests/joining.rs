@@ -5,12 +5,12 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn a_watch_before_the_first_list_is_rejected_as_not_synced() {
     let running = Running::start();
-    assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::NotSynced);
+    assert_eq!(running.handle.join(&Start::Now, replay()).unwrap_err(), JoinError::NotSynced);
     assert!(running.handle.snapshot().is_none() && running.handle.distributed().is_none());
     // A bookmark or an event before the first list has no state to apply to.
     running.push(put("a", 1)).await;
     settle().await;
-    assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::NotSynced);
+    assert_eq!(running.handle.join(&Start::Now, replay()).unwrap_err(), JoinError::NotSynced);
     running.list(vec![object("a", 3)], version(5)).await;
     let joined = running.watch().await;
     assert_eq!((joined.snapshot.len(), joined.snapshot.version()), (1, &version(5)));
@@ -23,7 +23,7 @@ async fn a_watch_starts_after_any_version_of_the_history_and_no_other() {
     running.list(Vec::new(), version(5)).await;
     running.apply(put("a", 7)).await;
     running.apply(put("a", 9)).await;
-    let after = async |number| running.handle.join(Start::After(version(number)), replay()).await;
+    let after = async |number| running.handle.join(&Start::After(version(number)), replay());
     for (number, missed) in [(5, "+a 7 ~a 9"), (6, "+a 7 ~a 9"), (7, "~a 9"), (8, "~a 9"), (9, "")] {
         let mut cursor = after(number).await.unwrap().cursor;
         assert_eq!(taken(&mut cursor).await.join(" "), missed, "{number}");
@@ -32,7 +32,7 @@ async fn a_watch_starts_after_any_version_of_the_history_and_no_other() {
     assert_eq!(after(4).await.unwrap_err(), expired);
     assert_eq!(after(10).await.unwrap_err(), JoinError::TooLarge { current: version(9) });
     let foreign = Start::After("abc.7".parse().unwrap());
-    assert_eq!(running.handle.join(foreign, replay()).await.unwrap_err(), expired);
+    assert_eq!(running.handle.join(&foreign, replay()).unwrap_err(), expired);
     assert_eq!(running.handle.oldest(), Some(version(5)));
     let mut cursor = after(7).await.unwrap().cursor;
     running.apply(put("a", 11)).await;
@@ -46,7 +46,7 @@ async fn a_watch_resumes_from_before_a_relist_and_not_from_inside_it() {
     running.list(vec![object("a", 1)], version(5)).await;
     running.apply(put("b", 6)).await;
     running.list(vec![object("b", 6), object("c", 9)], version(10)).await;
-    let after = async |number| running.handle.join(Start::After(version(number)), replay()).await;
+    let after = async |number| running.handle.join(&Start::After(version(number)), replay());
     let changes = async |joined: Joined<Deliveries>| taken(&mut { joined.cursor }).await.len();
     assert_eq!(changes(after(5).await.unwrap()).await, 3);
     assert_eq!(changes(after(6).await.unwrap()).await, 2);
@@ -84,7 +84,7 @@ async fn a_watch_that_joins_at_any_moment_gets_every_later_event_and_none_twice(
     let mut readers = Vec::new();
     for at in 0..60_usize {
         let policy = if at % 2 == 0 { FullChannelPolicy::Block } else { FullChannelPolicy::Replay };
-        let Ok(joined) = handle.join(Start::Now, subscribe(policy, at % 5)).await else { break };
+        let Ok(joined) = handle.join(&Start::Now, subscribe(policy, at % 5)) else { break };
         readers.push(tokio::spawn(fold(joined, 1 + at)));
         for _ in 0..at {
             tokio::task::yield_now().await;
@@ -171,24 +171,39 @@ async fn a_command_that_is_pushed_while_the_informer_ends_is_not_waited_for() {
     let [early, late] =
         [running.handle.commands.reserve().await.unwrap(), running.handle.commands.reserve().await.unwrap()];
     let ((reply, early_answer), (late_reply, late_answer)) = (oneshot::channel(), oneshot::channel());
-    early.send(Command::Join { start: Start::Now, subscribe: replay(), reply });
+    early.send(Command::AddIndexers { functions: Vec::new(), reply });
     settle().await;
     running.fifo.close();
     running.task.await.unwrap();
-    late.send(Command::Join { start: Start::Now, subscribe: replay(), reply: late_reply });
-    assert_eq!(running.handle.answer(early_answer).await.unwrap().unwrap_err(), JoinError::NotSynced);
+    late.send(Command::AddIndexers { functions: Vec::new(), reply: late_reply });
+    assert!(running.handle.answer(early_answer).await.unwrap().is_ok());
     let answer = tokio::time::timeout(Duration::from_secs(60), running.handle.answer(late_answer)).await;
     assert_eq!(answer.expect("it is not waited for").unwrap_err(), Stopped);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_cancelled_join_leaves_no_watcher() {
+/// A history begins together with its first state.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_joins_while_histories_are_rewritten() {
+    const HISTORIES: u128 = 2000;
     let running = Running::start();
-    running.list(Vec::new(), version(1)).await;
-    {
-        let mut join = tokio_test::task::spawn(running.handle.join(Start::Now, replay()));
-        tokio_test::assert_pending!(join.poll());
-    }
-    settle().await;
-    assert_eq!(count(&running.handle.watch_stats().unwrap().watchers), 0);
+    running.list(Vec::new(), version(HISTORIES)).await;
+    running.handle.wait_for(0, |_| true).await;
+    let (handle, is_done) = (running.handle.clone(), Arc::new(AtomicBool::new(false)));
+    let is_over = Arc::clone(&is_done);
+    let joins = std::thread::spawn(move || {
+        while !is_over.load(Ordering::SeqCst) {
+            let joined = handle.join(&Start::Complete, replay()).unwrap();
+            assert_eq!(joined.cursor.version(), joined.snapshot.safe_version());
+        }
+    });
+    let rewritten = async {
+        for number in (1..HISTORIES).rev() {
+            running.list(Vec::new(), version(number)).await;
+        }
+        running.handle.wait_for(0, |state| *state.version() == version(1)).await;
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(60), rewritten).await;
+    is_done.store(true, Ordering::SeqCst);
+    joins.join().unwrap();
+    in_time.expect("all histories begin");
 }

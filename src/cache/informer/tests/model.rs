@@ -84,7 +84,7 @@ impl Reader {
 
     /// Follows the changes to the last one, and resumes once on the way if a version to leave at is given.
     async fn follow(mut self, leaves_at: Option<u128>) {
-        let joined = self.handle.join(Start::Now, self.subscribe()).await.unwrap();
+        let joined = self.handle.join(&Start::Now, self.subscribe()).unwrap();
         self.seen = joined.snapshot.version().number();
         self.bookmark = self.seen;
         let mut cursor = joined.cursor;
@@ -95,7 +95,7 @@ impl Reader {
         let reached = cursor.reached();
         drop(cursor);
         let mut cursor = if thread_rng().r#gen() {
-            self.handle.join(Start::After(reached.version), self.subscribe()).await.unwrap().cursor
+            self.handle.join(&Start::After(reached.version), self.subscribe()).unwrap().cursor
         } else {
             self.handle.cursor_at(self.subscribe(), reached, false)
         };

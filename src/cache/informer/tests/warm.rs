@@ -11,7 +11,7 @@ fn begun() -> Running {
 }
 
 async fn after(running: &Running, number: u128) -> Result<Joined<Deliveries>, JoinError> {
-    running.handle.join(Start::After(version(number)), replay()).await
+    running.handle.join(&Start::After(version(number)), replay())
 }
 
 #[tokio::test(start_paused = true)]
@@ -91,7 +91,7 @@ async fn a_list_that_expires_older_versions_ends_every_watch_but_not_the_history
     assert_eq!(taken(&mut cursor).await, ["Expired { oldest: 20 }"]);
     let expired = JoinError::Expired { oldest: version(20), current: version(20) };
     for start in [Start::After(version(10)), Start::After(version(15))] {
-        assert_eq!(running.handle.join(start, replay()).await.unwrap_err(), expired);
+        assert_eq!(running.handle.join(&start, replay()).unwrap_err(), expired);
     }
     let mut before = running.handle.cursor_at(replay(), reached, false);
     assert_eq!(taken(&mut before).await, ["Expired { oldest: 20 }"]);

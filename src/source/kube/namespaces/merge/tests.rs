@@ -143,7 +143,7 @@ proptest! {
             prop_assert_eq!(&current, merge.version());
             prop_assert_eq!(Some(current.number()), reached.into_iter().min());
             prop_assert!(*history.oldest() <= current, "the version that everybody has can be resumed from");
-            let kept = indexer.snapshot_before(&history.ahead());
+            let kept = indexer.snapshot().before(&history.ahead());
             let kept: State = kept.objects(None, None).map(|object| (object.key().to_string(), object.version().number())).collect();
             prop_assert_eq!(&kept, &truth.at(current.number(), |_| true), "what a later start begins with");
             // All received changes, up to a different version in each namespace.
