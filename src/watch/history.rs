@@ -280,13 +280,18 @@ impl History {
         if *version < *oldest {
             return Err(NotInHistory::Expired);
         }
-        let is_passed = |what: &CompactBatch| what.after() < version || what.after() == version && !what.is_late();
-        let first = self.batches.partition_point(|recorded| is_passed(&recorded.what));
+        let first = self.first_after_passed(version);
         let in_gap = |recorded: &RecordedBatch| recorded.what.relist_from_before(version).is_some();
         if self.batches.get(first).is_some_and(in_gap) {
             return Err(NotInHistory::Expired);
         }
         Ok(first.min(self.first_ahead_of(version)))
+    }
+
+    /// Returns the index of the first batch that a client with everything up to `version` may lack.
+    fn first_after_passed(&self, version: &ResourceVersion) -> usize {
+        let is_passed = |what: &CompactBatch| what.after() < version || what.after() == version && !what.is_late();
+        self.batches.partition_point(|recorded| is_passed(&recorded.what))
     }
 
     /// Returns the index of the first batch with changes above `version` that came before `version` was complete.

@@ -84,7 +84,7 @@ impl History {
             version = if passed > version { passed } else { version };
         }
         // A version that only a relist has closed may be incomplete without that relist.
-        let next = self.batches.get(evicted);
+        let next = self.batches.get(self.first_after_passed(&version));
         let relist = next.and_then(|next| Some((next.what.relist_from_before(&version)?, next.at)));
         if let Some((_, at)) = relist {
             self.oldest_at = at;

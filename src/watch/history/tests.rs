@@ -318,6 +318,34 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(crate::property_config())]
+
+    /// A client that is refused begins anew at the version that it is given as the oldest one.
+    #[test]
+    fn a_watch_can_resume_from_the_oldest_version(drawn in vec((0_u8..6, 1_u128..4), 1..24), bound in 1_usize..6) {
+        let now = Instant::now();
+        let mut history = History::new(Retention { events: bound, ..BOUNDS }, begin(5));
+        let (mut safe, mut applied) = (5, 5);
+        for (kind, step) in drawn {
+            let (is_closed, next) = (safe == applied, applied + step);
+            let recorded = match kind {
+                0 => batch(if is_closed { applied } else { safe }, next, 1),
+                1 if is_closed => open(next - 1, next),
+                1 => open(safe, applied),
+                2 if is_closed => open(applied, applied),
+                3 if is_closed => ahead(applied, next),
+                4 => relist(safe, next, usize::from(step > 1)),
+                _ => batch(safe, applied, 0),
+            };
+            (safe, applied) = (recorded.safe().number(), recorded.after.number());
+            history.record(recorded, now);
+            let oldest = history.oldest().clone();
+            prop_assert!(history.after(&oldest).is_ok(), "{oldest} of {history:?}");
+        }
+    }
+}
+
 /// One whose change is of a version above the one that it leads to, which was complete before.
 fn ahead(at: u128, number: u128) -> Arc<Batch> {
     let mut batch = Batch::clone(&batch(at, at, 1));
