@@ -25,8 +25,9 @@ use tokio::time::Instant;
 
 pub(super) use self::{builder::Block, kind::Kind};
 use self::{
-    builder::{BLOCK_CHANGES, BLOCK_SIZE, BlockBuilder, Key},
+    builder::{BLOCK_CHANGES, BLOCK_SIZE, BlockBuilder},
     encoded::Encoded,
+    kind::Key,
 };
 use super::{
     BroadcasterStats, Frame, Past,
@@ -187,7 +188,7 @@ impl<F: Frame> Blocks<F> {
             let Some(builder) = self.builder(kind, position, head, size) else { return Poll::Ready(Err(NotKept)) };
             return Poll::Ready(Ok(Arc::new(self.build(builder))));
         }
-        let key = (kind.id, position.clone());
+        let key = kind.key_of(position);
         if let Some(found) = self.poll_kept(cx, &key, kind) {
             return found.map(Ok);
         }
@@ -240,7 +241,7 @@ impl<F: Frame> Blocks<F> {
         let forgotten = state.evict(self.bound.saturating_sub(block.bytes));
         // Spared once: the cursors that wait for it take it later.
         let entry = Entry::Ready { block: Arc::clone(&block), taken, is_used: true, made_at: Instant::now() };
-        let before = state.blocks.insert(key.clone(), entry);
+        let before = state.blocks.insert(key, entry);
         if let Some(Entry::Ready { block, .. }) = &before {
             // Two cursors have made it at once.
             state.bytes -= block.bytes;
@@ -287,7 +288,7 @@ impl<F: Frame> Work for Blocks<F> {
             }
         }
         for builder in made {
-            let key = (builder.kind.id, builder.begin.clone());
+            let key = builder.kind.key_of(&builder.begin);
             let block = builder.finish(&self.stats);
             self.keep(key, block, 0);
         }

@@ -8,7 +8,8 @@
 //! - a thread, if the selection or the format is costly, or if the history is about to drop changes that were not counted or merged.
 //!   The history keeps these meanwhile, within bounds: no count is ever inexact. A queue whose changes are gone expires.
 //!
-//! A thread takes the lookahead out of its queue while it works on it. No waker is woken under the lock of a queue.
+//! A thread takes the lookahead out of its queue while it works on it. Most queues have none. No waker is woken under the lock of a
+//! queue.
 
 mod block;
 mod work;
@@ -47,12 +48,12 @@ struct Inner {
     state: State,
     /// Position up to which the reader has taken.
     at: ReplayPosition,
-    /// `None` while a thread works on it.
-    lookahead: Option<Lookahead>,
+    /// `None` if nothing beyond the reader's position was evaluated, or while a thread works on it.
+    lookahead: Option<Box<Lookahead>>,
     /// Offset that the lookahead has reached.
     reached: u64,
-    /// Number of events that the reader has taken while a thread works.
-    taken_meanwhile: u64,
+    /// While a thread works on the lookahead: the number of events that the reader has taken meanwhile.
+    taken_meanwhile: Option<u64>,
     /// True if a thread will work on it, or does.
     is_queued: bool,
     /// Size of what has merged, and of what is delivered.
@@ -120,9 +121,9 @@ impl<F: Frame> Queue<F> {
         let inner = Inner {
             state,
             reached: at.offset,
-            lookahead: Some(Lookahead::at(at.clone())),
+            lookahead: None,
             at,
-            taken_meanwhile: 0,
+            taken_meanwhile: None,
             is_queued: false,
             merged: Size::default(),
             delivered: Size::default(),
@@ -185,9 +186,9 @@ impl<F: Frame> Queue<F> {
                     inner.state = State::Frozen { until: full_at, left: unread.length };
                 }
                 OnTake::Merge => inner.begin_merge(unread.at),
-                OnTake::Count if inner.lookahead.is_none() || self.leaves_to_threads() => {
+                OnTake::Count if inner.is_at_thread() || self.leaves_to_threads() => {
                     inner.waker = Some(cx.waker().clone());
-                    let must_push = inner.lookahead.is_some() && !std::mem::replace(&mut inner.is_queued, true);
+                    let must_push = !inner.is_at_thread() && !std::mem::replace(&mut inner.is_queued, true);
                     drop(guard);
                     if must_push {
                         self.push();
@@ -203,22 +204,23 @@ impl<F: Frame> Queue<F> {
                     Err(stop) => self.stop(inner, stop),
                 },
                 OnTake::Drop => {
-                    let Some(ahead) = &mut inner.lookahead else { return Poll::Pending };
+                    let Some(ahead) = inner.lookahead() else { return Poll::Pending };
                     let (lost, suppressed, to) = (ahead.events, ahead.suppressed, ahead.position.clone());
-                    *ahead = Lookahead::at(to.clone());
+                    inner.lookahead = None;
                     (inner.at, inner.state, inner.losses) = (to.clone(), State::Live, 0);
                     return Poll::Ready(Turn::Moved { to, lost, suppressed });
                 }
                 OnTake::Deliver => {
-                    let Some(ahead) = &mut inner.lookahead else { return Poll::Pending };
                     let ready = match &mut inner.state {
                         State::Merging { ready } => ready.take(),
                         _ => None,
                     };
+                    let Some(ahead) = inner.lookahead() else { return Poll::Pending };
                     let ready = ready.unwrap_or_else(|| ahead.take_merged::<F>(&self.kind.format));
+                    let has_more = ahead.position.offset > ready.position().offset;
                     inner.at.clone_from(ready.position());
-                    if ahead.position.offset <= inner.at.offset {
-                        *ahead = Lookahead::at(inner.at.clone());
+                    if !has_more {
+                        inner.lookahead = None;
                         inner.state = State::Live;
                     }
                     self.measure(inner);
@@ -238,9 +240,9 @@ impl<F: Frame> Queue<F> {
         inner.at.clone_from(at);
         match &mut inner.lookahead {
             Some(ahead) if ahead.position.offset > at.offset => ahead.pass(events, suppressed, self.length()),
-            Some(ahead) => *ahead = Lookahead::at(at.clone()),
-            None => inner.taken_meanwhile += events,
+            ahead => *ahead = None,
         }
+        inner.taken_meanwhile.iter_mut().for_each(|taken| *taken += events);
         if let State::Frozen { left, .. } = &mut inner.state {
             *left = left.saturating_sub(events);
         }
@@ -281,7 +283,7 @@ impl<F: Frame> Queue<F> {
     fn look(&self, inner: &mut Inner, head: u64, most: usize) -> Result<bool, Stop> {
         let at = self.port.position().map_or(head, |read| read.max(inner.at.offset));
         let begin = ReplayPosition { offset: at, ..inner.at.clone() };
-        let Some(ahead) = &mut inner.lookahead else { return Ok(false) };
+        let Some(ahead) = inner.lookahead() else { return Ok(false) };
         ahead.begin(begin);
         let mut left = most;
         let is_done = ahead.advance::<F>(&self.shared.past, self.kind.selected(), head, self.bounds(), || {
@@ -299,14 +301,19 @@ impl<F: Frame> Queue<F> {
 
     /// Notes what others see of the lookahead.
     fn measure(&self, inner: &mut Inner) {
-        let Some(ahead) = &inner.lookahead else { return };
-        (inner.reached, inner.merged) = (ahead.position.offset, ahead.size());
+        if inner.is_at_thread() {
+            return;
+        }
+        let ahead = inner.lookahead.as_deref();
+        let events = ahead.map_or(0, |ahead| ahead.events);
+        (inner.reached, inner.merged) =
+            ahead.map_or((inner.at.offset, Size::default()), |ahead| (ahead.position.offset, ahead.size()));
         if let State::Merging { ready: Some(ready) } = &inner.state {
             inner.merged = inner.merged.plus(ready.size());
         }
         inner.losses = match inner.state {
-            State::Frozen { left, .. } => ahead.events.saturating_sub(left),
-            State::Live if self.options.policy == FullChannelPolicy::Drop => ahead.events.saturating_sub(self.length()),
+            State::Frozen { left, .. } => events.saturating_sub(left),
+            State::Live if self.options.policy == FullChannelPolicy::Drop => events.saturating_sub(self.length()),
             _ => 0,
         };
     }
@@ -317,7 +324,7 @@ impl<F: Frame> Queue<F> {
         let counter = if stop == Stop::TooLarge { &stats.overmerged } else { &stats.expired };
         counter.fetch_add(1, Ordering::Relaxed);
         inner.state = State::Ended(End::Expired { oldest: self.shared.oldest() });
-        inner.lookahead = Some(Lookahead::at(inner.at.clone()));
+        inner.lookahead = None;
         inner.merged = Size::default();
     }
 
@@ -370,7 +377,18 @@ impl BlockRight {
 impl Inner {
     fn begin_merge(&mut self, at: u64) {
         let ahead = Lookahead::merging(ReplayPosition { offset: at, ..self.at.clone() });
-        (self.reached, self.lookahead, self.state) = (at, Some(ahead), State::Merging { ready: None });
+        (self.reached, self.lookahead, self.state) = (at, Some(Box::new(ahead)), State::Merging { ready: None });
+    }
+
+    fn is_at_thread(&self) -> bool {
+        self.taken_meanwhile.is_some()
+    }
+
+    /// Returns the lookahead, which begins at the reader's position; `None` while a thread works on it.
+    fn lookahead(&mut self) -> Option<&mut Lookahead> {
+        let Self { lookahead, at, taken_meanwhile, .. } = self;
+        let lookahead = taken_meanwhile.is_none().then_some(lookahead)?;
+        Some(lookahead.get_or_insert_with(|| Box::new(Lookahead::at(at.clone()))))
     }
 
     /// Returns true if the reader waits for what merges.

@@ -50,12 +50,26 @@ pub(super) struct Replayed<'a> {
 }
 
 /// Position in a replay, which with the batches determines everything that follows.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct ReplayPosition {
     pub(super) version: ResourceVersion,
     pub(super) offset: u64,
     /// True if there was a relist since the last event.
     pub(super) is_gap: bool,
+}
+
+// === impl ReplayPosition ===
+
+impl Clone for ReplayPosition {
+    fn clone(&self) -> Self {
+        Self { version: self.version.clone(), ..*self }
+    }
+
+    /// Copies as the version does: every cursor copies the position of every event, on all threads.
+    fn clone_from(&mut self, other: &Self) {
+        self.version.clone_from(&other.version);
+        (self.offset, self.is_gap) = (other.offset, other.is_gap);
+    }
 }
 
 // === impl Replay ===

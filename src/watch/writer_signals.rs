@@ -80,10 +80,10 @@ impl WriterSignals {
 
     /// Returns true if a queue may be full at an offset. Then the caller looks at all, and notes the next offset for each.
     pub(super) fn may_be_full(&self, offset: u64) -> bool {
-        let is_due = self.full_at.load(Ordering::SeqCst) <= offset;
-        if is_due {
-            self.full_at.store(u64::MAX, Ordering::SeqCst);
+        if self.full_at.load(Ordering::SeqCst) > offset {
+            return false;
         }
-        is_due
+        self.full_at.store(u64::MAX, Ordering::SeqCst);
+        true
     }
 }

@@ -4,15 +4,12 @@ use std::sync::{Arc, atomic::Ordering};
 
 use super::{
     encoded::{Encoded, EncodedEvent},
-    kind::Kind,
+    kind::{Key, Kind},
 };
 use crate::{
     census::{self, Alive},
     watch::{BroadcasterStats, Frame, Replay, replay::ReplayPosition},
 };
-
-/// Kind and position of a block.
-pub(super) type Key = (u64, ReplayPosition);
 
 /// Events that follow one position.
 pub(in crate::watch) struct Block<F> {

@@ -97,12 +97,8 @@ impl<F: Frame> Entry<F> {
     }
 
     fn is_of(&self, format: &F::Format, event: &GroupEvent<'_>) -> bool {
-        let is_previous = match (&self.previous, event.previous) {
-            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
-            (own, other) => own.is_none() && other.is_none(),
-        };
         Arc::ptr_eq(&self.object, event.object)
-            && is_previous
+            && self.previous.as_ref().map(Arc::as_ptr) == event.previous.map(Arc::as_ptr)
             && (self.event_type, self.cause, self.flags)
                 == (event.event_type, event.cause, [event.relisted, event.open])
             && self.versions.each_ref() == [event.object_version, event.version]

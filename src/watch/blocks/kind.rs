@@ -7,7 +7,10 @@ use std::sync::{
 
 use crate::{
     model::Selection,
-    watch::{Frame, replay::Counted},
+    watch::{
+        Frame,
+        replay::{Counted, ReplayPosition},
+    },
 };
 
 /// Selection and format of cursors, which share what is encoded for them.
@@ -23,6 +26,10 @@ pub(in crate::watch) struct Kind<F: Frame> {
     pub(in crate::watch) counted: Counted,
 }
 
+/// Kind and position of a block: offset, number of the version, and if a relist must be reported. Within a history all versions are
+/// of one lineage.
+pub(super) type Key = (u64, u64, u128, bool);
+
 // === impl Kind ===
 
 impl<F: Frame> Kind<F> {
@@ -33,6 +40,11 @@ impl<F: Frame> Kind<F> {
     /// Returns the selection and the format.
     pub(in crate::watch) fn selected(&self) -> (&Selection, &F::Format) {
         (&self.selection, &self.format)
+    }
+
+    /// Returns the key of its block at a position.
+    pub(super) fn key_of(&self, at: &ReplayPosition) -> Key {
+        (self.id, at.offset, at.version.number(), at.is_gap)
     }
 
     pub(super) fn cursors(&self) -> usize {

@@ -24,7 +24,7 @@ impl<F: Frame> Queue<F> {
             match on_publish(self.options.policy, &inner.state, &unread, inner.may_block()) {
                 OnPublish::Nothing => return,
                 OnPublish::HasRoom(changes) => return self.shared.signals.look_at(head.saturating_add(changes)),
-                OnPublish::Count if inner.lookahead.is_some() && !self.leaves_to_threads() => {
+                OnPublish::Count if !inner.is_at_thread() && !self.leaves_to_threads() => {
                     if let Err(stop) = self.count(inner, head) {
                         return self.stop(inner, stop);
                     }

@@ -36,14 +36,18 @@ impl<F: Frame> Queue<F> {
     /// Does a piece of work, until `is_over`. Returns true if there is more.
     fn work(self: &Arc<Self>, is_over: impl FnMut() -> bool) -> bool {
         let head = self.shared.past.head();
-        let (ahead, begin) = {
+        let mut ahead = {
             let mut inner = self.inner.lock();
-            inner.taken_meanwhile = 0;
+            if inner.is_at_thread() {
+                return false;
+            }
+            inner.taken_meanwhile = Some(0);
             let at = self.port.position().map_or(head, |read| read.max(inner.at.offset));
-            (inner.lookahead.take(), ReplayPosition { offset: at, ..inner.at.clone() })
+            let begin = ReplayPosition { offset: at, ..inner.at.clone() };
+            let mut ahead = inner.lookahead.take().unwrap_or_else(|| Box::new(Lookahead::at(begin.clone())));
+            ahead.begin(begin);
+            ahead
         };
-        let Some(mut ahead) = ahead else { return false };
-        ahead.begin(begin);
         let worked = guarded(|| {
             let is_done = ahead.advance::<F>(&self.shared.past, self.kind.selected(), head, self.bounds(), is_over)?;
             let is_wanted = is_done && self.inner.lock().waits_for_merge();
@@ -61,11 +65,12 @@ impl<F: Frame> Queue<F> {
     }
 
     /// Puts a lookahead back. Returns true if there is more to do, if the writer has to be woken, and the waker of the reader.
-    fn put_back(&self, ahead: Lookahead, worked: Option<Result<Worked, Stop>>) -> (bool, bool, Option<Waker>) {
+    fn put_back(&self, ahead: Box<Lookahead>, worked: Option<Result<Worked, Stop>>) -> (bool, bool, Option<Waker>) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let is_outdated = inner.taken_meanwhile > 0 || ahead.position.offset < inner.at.offset;
-        inner.lookahead = Some(if is_outdated { Lookahead::at(inner.at.clone()) } else { ahead });
+        let taken_meanwhile = inner.taken_meanwhile.take().unwrap_or(0);
+        let is_outdated = taken_meanwhile > 0 || ahead.position.offset < inner.at.offset;
+        inner.lookahead = (!is_outdated).then_some(ahead);
         let (mut has_more, mut is_freed) = (false, false);
         if !matches!(worked, Some(Ok(_))) {
             is_freed = self.unblock(inner, Instant::now());
@@ -82,7 +87,7 @@ impl<F: Frame> Queue<F> {
             Some(Err(stop)) => self.stop(inner, stop),
             None => {
                 inner.state = State::Ended(End::Failed);
-                inner.lookahead = Some(Lookahead::at(inner.at.clone()));
+                inner.lookahead = None;
             }
         }
         inner.is_queued = has_more;
@@ -115,7 +120,7 @@ impl<F: Frame> Queue<F> {
             return needed;
         }
         if matches!(inner.state, State::Live) {
-            if inner.lookahead.is_none() {
+            if inner.is_at_thread() {
                 // A thread still counts what will merge.
                 return needed;
             }

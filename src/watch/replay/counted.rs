@@ -7,9 +7,9 @@ use crate::{
     watch::{Frame, Past},
 };
 
-/// Count of the events of one kind.
+/// Count of the events of one kind: of most kinds, none.
 #[derive(Debug, Default)]
-pub(in crate::watch) struct Counted(Mutex<Option<Inner>>);
+pub(in crate::watch) struct Counted(Mutex<Option<Box<Inner>>>);
 
 #[derive(Debug)]
 struct Inner {
@@ -40,7 +40,7 @@ impl Counted {
     ) -> Option<Total> {
         let mut inner = self.0.lock();
         let Inner { counted, count } =
-            inner.get_or_insert_with(|| Inner { counted: Lookahead::at(begin.clone()), count: 0 });
+            &mut **inner.get_or_insert_with(|| Box::new(Inner { counted: Lookahead::at(begin.clone()), count: 0 }));
         if counted.advance::<F>(past, selected, head, (u64::MAX, usize::MAX), || false).is_ok() {
             return Some(Total { count: *count, events: counted.events });
         }
