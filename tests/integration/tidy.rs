@@ -394,3 +394,23 @@ fn main_is_short() {
     let main = fs::read_to_string("src/main.rs").unwrap();
     assert!(main.lines().count() < 60);
 }
+
+/// The integration tests do not compile without them, and a script that runs at night shows that late.
+#[test]
+fn scripts_run_the_tests_with_their_features() {
+    let scripts =
+        [".ci/run", ".ci/nightly", ".cargo/mutants.toml", "CONTRIBUTING.md", "README.md", "tests/mutants/run"];
+    let runs_tests = |line: &str| {
+        let named = ["--test integration", "--test=integration", "${binary[@]}"].iter().any(|test| line.contains(test));
+        named && !line.contains("binary=(") && !line.contains("cargo test ...")
+    };
+    let mut found = 0;
+    for script in scripts {
+        let text = fs::read_to_string(script).unwrap();
+        for line in text.lines().filter(|line| runs_tests(line)) {
+            assert!(line.contains("testing,otel,kubernetes-api"), "{script}: {line}");
+            found += 1;
+        }
+    }
+    assert!(found > 8, "{found} lines");
+}

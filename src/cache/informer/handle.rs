@@ -14,7 +14,7 @@ use tokio::{
 use super::{CYCLE_DELTAS, Command, InformerShared, InformerStats, JoinError, Joined, Start, Stopped, not_in_history};
 use crate::{
     cache::{HealthReport, ProgressDemand, Provenance, Snapshot, SourceHealth, SyncState},
-    model::{HistoryPosition, Indexers, Namespaces, ResourceVersion},
+    model::{Change, HistoryPosition, Indexers, Namespaces, ResourceVersion},
     watch::{BroadcasterStats, Cursor, Cursors, Frame, History, NotInHistory, Replay, Subscribe},
 };
 
@@ -221,7 +221,7 @@ impl<F: Frame> InformerHandle<F> {
         if self.commands.is_closed() {
             return Err(Stopped.into());
         }
-        let (snapshot, reached) = {
+        let (snapshot, reached, ahead) = {
             // A history begins together with its first state. Apart from that it may be ahead of the published one.
             let history = self.shared.past.history().lock();
             let snapshot = self.snapshot().ok_or(JoinError::NotSynced)?;
@@ -241,11 +241,13 @@ impl<F: Frame> InformerHandle<F> {
                 }
             };
             let reached = HistoryPosition { version: version.clone(), offset };
-            let complete = (*start == Start::Complete).then(|| complete(&snapshot, &history)).flatten();
-            (complete.unwrap_or_else(|| Snapshot::clone(&snapshot)), reached)
+            let ahead = (*start == Start::Complete).then(|| few_ahead(&snapshot, &history)).flatten();
+            (snapshot, reached, ahead)
         };
-        let history_id = snapshot.history_id();
         let cursor = self.cursors.subscribe_at(subscribe, reached, (matches!(start, Start::After(_)), false));
+        let history_id = snapshot.history_id();
+        let complete = ahead.map(|ahead| snapshot.before(&ahead).at_safe_version());
+        let snapshot = complete.unwrap_or_else(|| Snapshot::clone(&snapshot));
         Ok(Joined { snapshot, cursor, history_id })
     }
 
@@ -287,15 +289,6 @@ impl<F: Frame> InformerHandle<F> {
     }
 }
 
-/// Returns the state at the last complete version, if few changes came after it.
-fn complete(snapshot: &Snapshot, history: &History) -> Option<Snapshot> {
-    if history.current().offset != snapshot.offset() || history.current().version != *snapshot.safe_version() {
-        return None;
-    }
-    let ahead = history.ahead();
-    (ahead.len() <= CYCLE_DELTAS).then(|| snapshot.before(&ahead).at_safe_version())
-}
-
 impl<F: Frame> Clone for InformerHandle<F> {
     fn clone(&self) -> Self {
         let cursors = Arc::clone(&self.cursors);
@@ -307,4 +300,11 @@ impl<F: Frame> fmt::Debug for InformerHandle<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InformerHandle").field("shared", &self.shared).finish_non_exhaustive()
     }
+}
+
+/// Returns the changes of a state after its last complete version, if they are few, and the history has recorded no others since.
+fn few_ahead(snapshot: &Snapshot, history: &History) -> Option<Vec<Change>> {
+    let current = history.current();
+    let is_same = current.offset == snapshot.offset() && current.version == *snapshot.safe_version();
+    is_same.then(|| history.ahead()).filter(|ahead| ahead.len() <= CYCLE_DELTAS)
 }
