@@ -256,6 +256,14 @@ impl History {
         Ok(self.backlog(self.first_after(version)?))
     }
 
+    /// Returns the version before the relist that ends at a version, if there is one.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) fn before_relist(&self, version: &ResourceVersion) -> Option<ResourceVersion> {
+        let first = self.batches.partition_point(|recorded| recorded.what.after() < version);
+        let relist = self.batches.get(first)?.what.relist_from_before(version)?;
+        (relist.after == *version).then(|| relist.before.clone())
+    }
+
     /// Returns the offset from which a client continues that has everything up to a version; it may be inside of what it has.
     pub(crate) fn position_after(&self, version: &ResourceVersion) -> Result<u64, NotInHistory> {
         let first = self.first_after(version)?;

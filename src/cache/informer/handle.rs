@@ -282,6 +282,12 @@ impl<F: Frame> InformerHandle<F> {
         history.after(version).map_err(|error| not_in_history(&history, error))
     }
 
+    /// Returns the version before the relist that ends at a version, if the history has one.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) fn before_relist(&self, version: &ResourceVersion) -> Option<ResourceVersion> {
+        self.shared.past.history().lock().before_relist(version)
+    }
+
     /// Returns the replay of what follows a position, up to an offset that was published.
     pub(super) fn replay(&self, after: &HistoryPosition, to: u64) -> Result<Replay, JoinError> {
         let history = self.shared.past.history().lock();

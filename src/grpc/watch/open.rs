@@ -135,7 +135,7 @@ impl LineOptions {
 }
 
 /// Returns the version to resume from for a client that has received at least one change at `from`: the version before, if there
-/// are several, so that it receives all of them.
+/// are several, so that it receives all of them. A list has the version at which a relist ends, too: it is not refused.
 #[cfg(feature = "kubernetes-api")]
 async fn resume_point(
     service: &Service,
@@ -145,18 +145,16 @@ async fn resume_point(
 ) -> Result<ResourceVersion, ApiError> {
     service.can_replace(resource, &from)?;
     service.reached(resource, Some(&from), future_wait).await?;
+    if let Some(before) = resource.informer.before_relist(&from) {
+        return Ok(before);
+    }
     let before = from.previous();
     match resource.informer.backlog_after(&before) {
         Ok(Backlog { batches, .. }) => {
             let count = batches.iter().flat_map(|batch| &batch.changes).filter(|change| change.version == from).take(2);
-            let is_relist = batches.first().is_some_and(|batch| batch.is_relist && batch.after == from);
-            Ok(if count.count() > 1 || is_relist { before } else { from })
+            Ok(if count.count() > 1 { before } else { from })
         }
-        // The history begins at this version, or the batch is one of several versions: a relist, of which the rest may be missing.
-        Err(JoinError::Expired { oldest, current }) if oldest < from => {
-            Err(ApiError::join(JoinError::Expired { oldest, current }, Some(&from), &resource.name))
-        }
-        // Any other error is that of the join.
+        // The history begins at this version, or the join has the same error.
         Err(_) => Ok(from),
     }
 }
