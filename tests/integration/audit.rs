@@ -31,7 +31,7 @@ fn by<M>(user: &str, message: M) -> Request<M> {
 }
 
 /// Waits for this number of lines. Their contents must be neither of a body nor of credentials.
-async fn lines(log: &AuditLog, file: &Path, count: usize) -> Vec<Value> {
+pub(crate) async fn lines(log: &AuditLog, file: &Path, count: usize) -> Vec<Value> {
     let read = async {
         loop {
             log.flush(DEADLINE);
@@ -48,7 +48,7 @@ async fn lines(log: &AuditLog, file: &Path, count: usize) -> Vec<Value> {
 }
 
 /// Returns the text of each of these fields, `-` for a missing one.
-fn fields(line: &Value, names: &str) -> String {
+pub(crate) fn fields(line: &Value, names: &str) -> String {
     let text = |name: &str| match &line[name] {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),

@@ -1,9 +1,10 @@
-//! Properties of all responses of the listener of the Kubernetes API: TLS and the choice of HTTP, compression, counters.
+//! Properties of all responses of the listener of the Kubernetes API: TLS and the choice of HTTP, compression, counters, the audit log.
 
 use std::{io::Read, sync::Arc};
 
 use flate2::read::GzDecoder;
 use informerd::{
+    audit::AuditLog,
     config::ListenAddr,
     grpc::{KubernetesApi, MostRecent},
     model::ApiKind,
@@ -11,6 +12,7 @@ use informerd::{
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use serde_json::Value;
+use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -25,6 +27,7 @@ use tokio_rustls::{
 };
 
 use crate::{
+    audit::{fields, lines},
     authority::Authority,
     kubernetes::{ask, ask_bytes, send},
     sandbox::{DEADLINE, Options, Sandbox, pod},
@@ -176,6 +179,34 @@ async fn requests_and_events_are_counted_as_messages_by_protocol() {
     }
     assert_eq!(count("grpc_server_msg_sent_total", "http", "Watch", ""), 6, "with the bookmark");
     assert_eq!(count("grpc_server_msg_sent_total", "kubernetes", "Watch", ""), 5, "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_and_watches_have_lines_in_the_audit_log() {
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("audit.log");
+    let log = AuditLog::open(&file).unwrap();
+    let options = Options { audit: Some(log.clone()), ..options(&[]) };
+    let sandbox = Sandbox::start_with(options, vec![pod("shop", "p0", "")]).await;
+    let api = Api::of(sandbox).await;
+    let list = "/api/v1/pods?resourceVersion=0&labelSelector=!x";
+    for target in [list, "/api/v1/namespaces/shop/pods/none?resourceVersion=0"] {
+        ask(api.address, "GET", target, &[], "").await;
+    }
+    let watch = "/api/v1/namespaces/shop/pods?watch=1&resourceVersion=0&timeoutSeconds=1";
+    assert_eq!(ask(api.address, "GET", watch, &[], "").await.text.lines().count(), 1);
+    let names = "event method resource namespace name selection status events";
+    let found: Vec<_> = lines(&log, &file, 5).await.iter().map(|line| fields(line, names)).collect();
+    assert_eq!(
+        found,
+        [
+            "begin List pods - - labels=!x - -",
+            "end List pods - - labels=!x Ok 1",
+            "read Get pods shop none - NotFound 0",
+            "begin Watch pods shop - namespace=shop - -",
+            "end Watch pods shop - namespace=shop Ok 1",
+        ]
+    );
 }
 
 #[tokio::test]
