@@ -50,16 +50,6 @@ impl KillableServer {
         Self::over(directory, &json!({ "kube": source }))
     }
 
-    /// Starts one over the API server that also serves the Kubernetes API, at this address.
-    pub(crate) fn kubernetes(apiserver: &ApiServer, mut source: Value) -> (Self, SocketAddr) {
-        let (directory, listen) = (TempDir::new().unwrap(), free_address());
-        apiserver.kubeconfig(&directory.path().join("kubeconfig"), apiserver.address().port(), ADMIN);
-        source["kubeconfig"] = json!("kubeconfig");
-        let drop = [".metadata.managedFields"];
-        let resource = json!({ "kubernetes": "auto", "drop_fields": drop, "source": { "kube": source } });
-        (Self::of(directory, json!({ "kubernetes": { "listen": listen } }), &resource), listen)
-    }
-
     /// Starts a relay of another one.
     pub(crate) fn relay(upstream: &Self) -> Self {
         let endpoint = format!("http://{}", upstream.address);

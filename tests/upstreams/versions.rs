@@ -1,5 +1,6 @@
-//! Informers of several versions of client-go, unchanged, over etcd, a relay and the API server: while informerd is killed, drained and
-//! restarted, and etcd compacted, their stores become the upstream's state, and none lists again that could resume.
+//! Informers of several versions of client-go and reflectors of kube-rs, unchanged, over etcd, a relay and the API server: while
+//! informerd is killed, drained and restarted, and etcd compacted, their stores become the upstream's state, and none lists again that
+//! could resume.
 
 use std::{
     collections::BTreeMap,
@@ -15,6 +16,7 @@ use crate::{
     apiserver::{ApiServer, CONFIG_MAPS},
     etcd::{Driver, Etcd, Version},
     killable::KillableServer,
+    kube_rs::Reflector,
     kubernetes::{Informers, Versions, config_maps},
     port::free_address,
 };
@@ -31,12 +33,20 @@ enum Writer {
     Kube(Box<ApiServer>),
 }
 
+/// Clients that store config maps.
+struct Clients {
+    informers: Vec<Informers>,
+    reflectors: [Reflector; 3],
+}
+
 /// Faults at a quiet point or between writes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
     Kill,
     Drain,
     Compact,
+    /// Kill during which etcd is compacted: the server lists again.
+    Relist,
 }
 
 // === impl Writer ===
@@ -94,21 +104,41 @@ impl Writer {
     }
 }
 
-/// Waits until the stores of all informers are the truth. Returns how often each has been listed.
-async fn settle(clients: &mut [Informers], truth: &Versions) -> Vec<u64> {
-    let started = Instant::now();
-    loop {
-        let stores: Vec<_> = clients.iter_mut().map(Informers::stores).collect();
-        let all = || stores.iter().flat_map(BTreeMap::values);
-        if all().all(|(store, _)| store == truth) {
-            return all().map(|(_, lists)| *lists).collect();
+// === impl Clients ===
+
+impl Clients {
+    /// Starts informers of each version, and reflectors.
+    fn start(address: &str) -> Self {
+        let versions = PROGRAMS.iter().filter_map(|name| {
+            let mut command = Command::new(env::var_os(name)?);
+            command.arg(address);
+            Some(command)
+        });
+        // Informers that compare the first events of a watch with a list of that version, and panic when they differ.
+        let start = |mut command: Command| {
+            command.env("KUBE_WATCHLIST_INCONSISTENCY_DETECTOR", "true");
+            Informers::of(command)
+        };
+        let informers = versions.chain([Informers::command(address)]).map(start).collect();
+        Self { informers, reflectors: Reflector::of_each_mode(address) }
+    }
+
+    /// Waits until all stores are the truth. Returns how often each has been listed.
+    async fn settle(&mut self, truth: &Versions) -> Vec<u64> {
+        let started = Instant::now();
+        loop {
+            let of_informers = self.informers.iter_mut().flat_map(|informers| informers.stores().into_values());
+            let stores: Vec<_> = of_informers.chain(self.reflectors.iter().map(Reflector::stored)).collect();
+            if stores.iter().all(|(store, _)| store == truth) {
+                return stores.iter().map(|(_, lists)| *lists).collect();
+            }
+            assert!(started.elapsed() < DEADLINE, "not {truth:#?}: {stores:#?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        assert!(started.elapsed() < DEADLINE, "not {truth:#?}: {stores:#?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Runs informers of each version over the last of the servers, through faults of all.
+/// Runs clients of each kind over the last of the servers, through faults of all.
 #[allow(clippy::print_stdout, reason = "the figures of the run")]
 async fn run(servers: &mut [KillableServer], address: &str, mut writer: Writer) {
     let seconds =
@@ -117,55 +147,53 @@ async fn run(servers: &mut [KillableServer], address: &str, mut writer: Writer) 
     for server in &*servers {
         server.synced().await;
     }
-    let versions = PROGRAMS.iter().filter_map(|name| {
-        let mut command = Command::new(env::var_os(name)?);
-        command.arg(address);
-        Some(command)
-    });
-    // Informers that compare the first events of a watch with a list of that version, and panic when they differ.
-    let start = |mut command: Command| {
-        command.env("KUBE_WATCHLIST_INCONSISTENCY_DETECTOR", "true");
-        Informers::of(command)
-    };
-    let mut clients: Vec<Informers> = versions.chain([Informers::command(address)]).map(start).collect();
-    let mut lists = settle(&mut clients, &writer.truth().await).await;
-    let (began, mut round, mut cut_lists) = (Instant::now(), 0, 0);
-    while began.elapsed() < Duration::from_secs(seconds) {
+    let mut clients = Clients::start(address);
+    let mut lists = clients.settle(&writer.truth().await).await;
+    // Number of each fault, and of the lists after those after which clients may list.
+    let mut faults: BTreeMap<Fault, (u32, u64)> = BTreeMap::new();
+    let (began, mut round) = (Instant::now(), 0);
+    // Each fault comes at least once.
+    while round < 4 || began.elapsed() < Duration::from_secs(seconds) {
         round += 1;
-        let fault = [Fault::Kill, Fault::Compact, Fault::Drain][usize::try_from(round % 3).unwrap()];
-        let at = usize::try_from(round / 3).unwrap() % servers.len();
-        // Every other fault comes between writes: a kill may lose the last moments of the history then.
-        let is_quiet = round % 2 == 0;
+        let fault = [Fault::Kill, Fault::Compact, Fault::Drain, Fault::Relist][usize::try_from(round % 4).unwrap()];
+        let at = usize::try_from(round / 4).unwrap() % servers.len();
+        // Every third fault comes at a quiet point, the others between writes: a kill may lose the last moments of the history then.
+        let is_quiet = round % 3 == 0;
         for write in 0..20 {
             writer.write(round * 100 + write).await;
         }
         if is_quiet {
-            lists = settle(&mut clients, &writer.truth().await).await;
+            lists = clients.settle(&writer.truth().await).await;
         }
         match fault {
-            Fault::Kill => {
-                servers[at].kill();
-                servers[at].restart();
-            }
-            Fault::Drain => {
-                servers[at].terminate();
-                servers[at].restart();
-            }
+            Fault::Kill | Fault::Relist => servers[at].kill(),
+            Fault::Drain => servers[at].terminate(),
             Fault::Compact => writer.compact(round),
+        }
+        if fault != Fault::Compact {
+            writer.write(round * 100 + 50).await;
+            if fault == Fault::Relist {
+                writer.compact(round);
+            }
+            servers[at].restart();
         }
         for write in 20..30 {
             writer.write(round * 100 + write).await;
         }
-        let after = settle(&mut clients, &writer.truth().await).await;
-        if is_quiet {
+        let after = clients.settle(&writer.truth().await).await;
+        let listed = after.iter().zip(&lists).map(|(after, before)| after - before).sum::<u64>();
+        if is_quiet && fault != Fault::Relist {
             assert_eq!(after, lists, "round {round}: nobody lists again after {fault:?} of server {at}");
-        } else {
-            cut_lists += after.iter().zip(&lists).map(|(after, before)| after - before).sum::<u64>();
         }
+        let (count, total) = faults.entry(fault).or_default();
+        (*count, *total) = (*count + 1, *total + listed);
         lists = after;
     }
-    assert!(round >= 3, "each fault came");
-    println!("{round} faults in {seconds} s, {} informers, {cut_lists} lists after faults between writes", lists.len());
+    println!(
+        "{} stores, {} s, faults and the lists after each kind: {faults:?}",
+        lists.len(),
+        began.elapsed().as_secs()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
