@@ -144,9 +144,7 @@ impl<F: Frame> Cursors<F> {
         self.shared.blocks.sweep();
         self.clients.lock().sweep(Instant::now());
         self.keep_needed();
-        for queue in self.queues() {
-            queue.count_losses();
-        }
+        self.queues().iter().for_each(Queue::count_losses);
     }
 
     /// Ends every cursor: with [`End::Stopped`] once it has read what was published, otherwise at once. What was published before can
@@ -157,9 +155,7 @@ impl<F: Frame> Cursors<F> {
         before.end.get_or_init(|| end.clone());
         // Nobody is waited for any more.
         let end = Some(end).filter(|end| **end != End::Stopped);
-        for queue in self.queues() {
-            queue.end(end);
-        }
+        self.queues().iter().for_each(|queue| queue.end(end));
     }
 }
 

@@ -26,7 +26,7 @@ use crate::kubernetes::Versions;
 /// Reflector of all config maps.
 pub(crate) struct Reflector {
     store: Store<DynamicObject>,
-    /// How often it has begun to list.
+    /// Number of lists that it has begun.
     lists: Arc<AtomicU64>,
     running: JoinHandle<()>,
 }

@@ -275,17 +275,19 @@ impl<F: Frame> InformerHandle<F> {
         self.cursors.subscribe_at(subscribe, reached, (true, has_gap))
     }
 
-    /// Returns the first changes after a version.
+    /// Returns the version to resume from for a client that has received at least one change at `from`: the version before, if there
+    /// are several, so that it receives all of them. A list has the version at which a relist ends, too: it is not refused.
     #[cfg(feature = "kubernetes-api")]
-    pub(crate) fn backlog_after(&self, version: &ResourceVersion) -> Result<crate::watch::Backlog, JoinError> {
+    pub(crate) fn resume_point(&self, from: ResourceVersion) -> ResourceVersion {
         let history = self.shared.past.history().lock();
-        history.after(version).map_err(|error| not_in_history(&history, error))
-    }
-
-    /// Returns the version before the relist that ends at a version, if the history has one.
-    #[cfg(feature = "kubernetes-api")]
-    pub(crate) fn before_relist(&self, version: &ResourceVersion) -> Option<ResourceVersion> {
-        self.shared.past.history().lock().before_relist(version)
+        let relisted = history.before_relist(&from);
+        let has_several = |before: &ResourceVersion| {
+            // The history begins at this version, or the join has the same error.
+            let Ok(backlog) = history.after(before) else { return false };
+            let changes = backlog.batches.iter().flat_map(|batch| &batch.changes);
+            changes.filter(|change| change.version == from).nth(1).is_some()
+        };
+        relisted.or_else(|| Some(from.previous()).filter(has_several)).unwrap_or(from)
     }
 
     /// Returns the replay of what follows a position, up to an offset that was published.

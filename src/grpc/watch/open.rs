@@ -31,7 +31,7 @@ use crate::{
 use crate::{
     model::{Change, ObjectKey},
     proto::LineFormat,
-    watch::{Backlog, FullChannelPolicy},
+    watch::FullChannelPolicy,
 };
 
 /// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
@@ -111,7 +111,9 @@ pub(in super::super) async fn open_lines(
         return join_with(access, request, queue, options, call).await;
     };
     let future_wait = future_wait(service, &access.format, duration("timeout", request.timeout)?);
-    let from = resume_point(service, &resource, from, future_wait).await?;
+    service.can_replace(&resource, &from)?;
+    service.reached(&resource, Some(&from), future_wait).await?;
+    let from = resource.informer.resume_point(from);
     let request = pb::WatchRequest { resource_version: from.to_string(), ..request.clone() };
     join_with(access, &request, queue, options, call).await
 }
@@ -131,31 +133,6 @@ impl LineOptions {
             });
         }
         joined
-    }
-}
-
-/// Returns the version to resume from for a client that has received at least one change at `from`: the version before, if there
-/// are several, so that it receives all of them. A list has the version at which a relist ends, too: it is not refused.
-#[cfg(feature = "kubernetes-api")]
-async fn resume_point(
-    service: &Service,
-    resource: &ServedResource,
-    from: ResourceVersion,
-    future_wait: Duration,
-) -> Result<ResourceVersion, ApiError> {
-    service.can_replace(resource, &from)?;
-    service.reached(resource, Some(&from), future_wait).await?;
-    if let Some(before) = resource.informer.before_relist(&from) {
-        return Ok(before);
-    }
-    let before = from.previous();
-    match resource.informer.backlog_after(&before) {
-        Ok(Backlog { batches, .. }) => {
-            let count = batches.iter().flat_map(|batch| &batch.changes).filter(|change| change.version == from).take(2);
-            Ok(if count.count() > 1 { before } else { from })
-        }
-        // The history begins at this version, or the join has the same error.
-        Err(_) => Ok(from),
     }
 }
 
