@@ -205,6 +205,7 @@ impl History {
         self.events += recorded.what.events();
         self.bytes += recorded.what.bytes();
         self.batches.push_back(recorded);
+        self.leave_gap();
         self.evict_old(now);
     }
 

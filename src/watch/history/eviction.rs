@@ -83,16 +83,20 @@ impl History {
         for passed in ahead_of.into_iter().chain([self.oldest.version.clone()]) {
             version = if passed > version { passed } else { version };
         }
-        // A version that only a relist has closed may be incomplete without that relist.
-        let next = self.batches.get(self.first_after_passed(&version));
-        let relist = next.and_then(|next| Some((next.what.relist_from_before(&version)?, next.at)));
-        if let Some((_, at)) = relist {
-            self.oldest_at = at;
-        }
-        self.oldest.version = relist.map_or(version, |(relist, _)| relist.after.clone());
+        self.oldest.version = version;
+        self.leave_gap();
         self.evicted.evictions.push_back((evicted - self.evicted.batches, self.oldest.clone()));
         self.evicted.batches = evicted;
         true
+    }
+
+    /// Advances the oldest version to the end of a relist that it is inside of: it was open, or has lost late changes.
+    pub(super) fn leave_gap(&mut self) {
+        let next = self.batches.get(self.first_after_passed(&self.oldest.version));
+        let relist = next.and_then(|next| Some((next.at, next.what.relist_from_before(&self.oldest.version)?)));
+        if let Some((at, relist)) = relist {
+            (self.oldest_at, self.oldest.version) = (at, relist.after.clone());
+        }
     }
 
     /// Drops what was evicted and nobody needs, or cannot be kept any longer.
