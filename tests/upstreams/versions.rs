@@ -12,7 +12,6 @@ use std::{
 use serde_json::json;
 
 use crate::{
-    DEADLINE,
     apiserver::{ApiServer, CONFIG_MAPS},
     etcd::{Driver, Etcd, Version},
     killable::KillableServer,
@@ -26,6 +25,8 @@ const PROGRAMS: [&str; 3] = ["INFORMERD_INFORMERS_032", "INFORMERD_INFORMERS_035
 /// Length of each test; `INFORMERD_INFORMERS_SECONDS` makes it minutes.
 const SECONDS: u64 = 8;
 const PREFIX: &str = "/things/";
+/// Time in which each store has the state. client-go waits for up to a minute after a refused connection, and again before a list.
+const SETTLES: Duration = Duration::from_secs(150);
 
 /// Writer of config maps, and their state.
 enum Writer {
@@ -132,7 +133,7 @@ impl Clients {
             if stores.iter().all(|(store, _)| store == truth) {
                 return stores.iter().map(|(_, lists)| *lists).collect();
             }
-            assert!(started.elapsed() < DEADLINE, "not {truth:#?}: {stores:#?}");
+            assert!(started.elapsed() < SETTLES, "not {truth:#?}: {stores:#?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -157,13 +158,14 @@ async fn run(servers: &mut [KillableServer], address: &str, mut writer: Writer) 
         round += 1;
         let fault = [Fault::Kill, Fault::Compact, Fault::Drain, Fault::Relist][usize::try_from(round % 4).unwrap()];
         let at = usize::try_from(round / 4).unwrap() % servers.len();
-        // Every third fault comes at a quiet point, the others between writes: a kill may lose the last moments of the history then.
+        // Every third fault comes at a quiet point, the others between writes: a kill loses what is not in the snapshot file then.
         let is_quiet = round % 3 == 0;
         for write in 0..20 {
             writer.write(round * 100 + write).await;
         }
         if is_quiet {
             lists = clients.settle(&writer.truth().await).await;
+            servers[at].has_kept().await;
         }
         match fault {
             Fault::Kill | Fault::Relist => servers[at].kill(),
@@ -182,7 +184,9 @@ async fn run(servers: &mut [KillableServer], address: &str, mut writer: Writer) 
         }
         let after = clients.settle(&writer.truth().await).await;
         let listed = after.iter().zip(&lists).map(|(after, before)| after - before).sum::<u64>();
-        if is_quiet && fault != Fault::Relist {
+        // The API server's bookmarks lead the version of the snapshot file, at which the history begins after a kill, over that of clients.
+        let may_list = fault == Fault::Relist || fault == Fault::Kill && matches!(writer, Writer::Kube(_));
+        if is_quiet && !may_list {
             assert_eq!(after, lists, "round {round}: nobody lists again after {fault:?} of server {at}");
         }
         let (count, total) = faults.entry(fault).or_default();
