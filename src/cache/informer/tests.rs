@@ -78,7 +78,7 @@ impl Running {
         settle().await;
     }
 
-    async fn watch(&self) -> Joined<Deliveries> {
+    fn watch(&self) -> Joined<Deliveries> {
         self.handle.join(&Start::Now, replay()).unwrap()
     }
 }
@@ -154,7 +154,7 @@ fn count(counter: &AtomicU64) -> u64 {
 async fn a_relist_is_one_batch_and_watchers_stay_connected() {
     let running = Running::start();
     running.list(["a", "b", "c"].map(|name| object(name, 1)).into(), version(5)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().cursor;
     running.list(vec![object("b", 1), object("c", 6), object("d", 7)], version(9)).await;
     assert_eq!(taken(&mut cursor).await, ["-a 5 inferred", "~c 5", "+d 9"], "only its end is a point to resume from");
     assert_eq!(cursor.version(), &version(9));
@@ -175,7 +175,7 @@ async fn a_relist_is_one_batch_and_watchers_stay_connected() {
 async fn a_bookmark_moves_the_version_and_changes_nothing() {
     let running = Running::start();
     running.list(vec![object("a", 1)], version(5)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().cursor;
     running.apply(Event::Bookmark(version(50))).await;
     assert_eq!(taken(&mut cursor).await, [""; 0]);
     assert_eq!(running.handle.distributed().unwrap().version, version(50));
@@ -195,8 +195,8 @@ async fn a_list_that_is_older_or_of_another_lineage_ends_every_watch() {
     for behind in [version(50), "abc.1".parse().unwrap()] {
         let running = Running::start();
         running.list(vec![object("a", 1), object("b", 1)], version(99)).await;
-        let mut unread = running.watch().await.cursor;
-        let mut idle = running.watch().await.cursor;
+        let mut unread = running.watch().cursor;
+        let mut idle = running.watch().cursor;
         running.apply(put("a", 100)).await;
         assert_eq!(taken(&mut idle).await, ["~a 100"]);
         running.list(vec![Arc::new(object("b", 1).at_version(behind.clone()))], behind.clone()).await;
@@ -220,7 +220,7 @@ async fn a_list_that_is_older_or_of_another_lineage_ends_every_watch() {
 async fn a_watch_that_joins_again_detects_a_rewritten_history_whatever_the_versions() {
     let running = Running::start();
     running.list(vec![object("a", 1)], version(99)).await;
-    let Joined { history_id, .. } = running.watch().await;
+    let Joined { history_id, .. } = running.watch();
     let again = || running.handle.join(&Start::After(version(99)), replay());
     assert_eq!(again().unwrap().history_id, history_id);
     running.list(vec![object("a", 1)], version(50)).await;
@@ -246,7 +246,7 @@ async fn a_client_under_block_delays_the_next_batch_and_nothing_else() {
     settle().await;
     assert_eq!(running.handle.snapshot().unwrap().version(), &version(3), "cache and watchers stand at one version");
     assert_eq!(running.handle.distributed().unwrap().version, version(3));
-    let mut late = running.watch().await;
+    let mut late = running.watch();
     assert_eq!(late.snapshot.version(), &version(3));
     assert_eq!(taken(&mut slow).await, ["~a 3"]);
     settle().await;
@@ -275,7 +275,7 @@ async fn the_retention_is_enforced_without_new_events() {
     let retention = Retention { age: Duration::from_secs(60), ..BroadcasterConfig::default().retention };
     let running = Running::with(BroadcasterConfig { retention, ..BroadcasterConfig::default() });
     running.list(Vec::new(), version(1)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().cursor;
     running.apply(put("a", 2)).await;
     tokio::time::sleep(Duration::from_secs(61) + SWEEP_INTERVAL).await;
     assert_eq!(taken(&mut cursor).await, ["Expired { oldest: 2 }"]);
@@ -289,7 +289,7 @@ async fn the_retention_is_enforced_without_new_events() {
 async fn closing_the_queue_ends_cursors_after_they_have_read_everything() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().cursor;
     for number in 2..100 {
         running.push(put("a", number)).await;
     }

@@ -12,7 +12,7 @@ async fn a_watch_before_the_first_list_is_rejected_as_not_synced() {
     settle().await;
     assert_eq!(running.handle.join(&Start::Now, replay()).unwrap_err(), JoinError::NotSynced);
     running.list(vec![object("a", 3)], version(5)).await;
-    let joined = running.watch().await;
+    let joined = running.watch();
     assert_eq!((joined.snapshot.len(), joined.snapshot.version()), (1, &version(5)));
     assert_eq!(joined.cursor.version(), &version(5));
 }
@@ -23,18 +23,18 @@ async fn a_watch_starts_after_any_version_of_the_history_and_no_other() {
     running.list(Vec::new(), version(5)).await;
     running.apply(put("a", 7)).await;
     running.apply(put("a", 9)).await;
-    let after = async |number| running.handle.join(&Start::After(version(number)), replay());
+    let after = |number| running.handle.join(&Start::After(version(number)), replay());
     for (number, missed) in [(5, "+a 7 ~a 9"), (6, "+a 7 ~a 9"), (7, "~a 9"), (8, "~a 9"), (9, "")] {
-        let mut cursor = after(number).await.unwrap().cursor;
+        let mut cursor = after(number).unwrap().cursor;
         assert_eq!(taken(&mut cursor).await.join(" "), missed, "{number}");
     }
     let expired = JoinError::Expired { oldest: version(5), current: version(9) };
-    assert_eq!(after(4).await.unwrap_err(), expired);
-    assert_eq!(after(10).await.unwrap_err(), JoinError::TooLarge { current: version(9) });
+    assert_eq!(after(4).unwrap_err(), expired);
+    assert_eq!(after(10).unwrap_err(), JoinError::TooLarge { current: version(9) });
     let foreign = Start::After("abc.7".parse().unwrap());
     assert_eq!(running.handle.join(&foreign, replay()).unwrap_err(), expired);
     assert_eq!(running.handle.oldest(), Some(version(5)));
-    let mut cursor = after(7).await.unwrap().cursor;
+    let mut cursor = after(7).unwrap().cursor;
     running.apply(put("a", 11)).await;
     assert_eq!(taken(&mut cursor).await, ["~a 9", "~a 11"]);
 }
@@ -46,14 +46,14 @@ async fn a_watch_resumes_from_before_a_relist_and_not_from_inside_it() {
     running.list(vec![object("a", 1)], version(5)).await;
     running.apply(put("b", 6)).await;
     running.list(vec![object("b", 6), object("c", 9)], version(10)).await;
-    let after = async |number| running.handle.join(&Start::After(version(number)), replay());
+    let after = |number| running.handle.join(&Start::After(version(number)), replay());
     let changes = async |joined: Joined<Deliveries>| taken(&mut { joined.cursor }).await.len();
-    assert_eq!(changes(after(5).await.unwrap()).await, 3);
-    assert_eq!(changes(after(6).await.unwrap()).await, 2);
+    assert_eq!(changes(after(5).unwrap()).await, 3);
+    assert_eq!(changes(after(6).unwrap()).await, 2);
     for inside in 7..10 {
-        assert!(matches!(after(inside).await, Err(JoinError::Expired { .. })), "{inside}");
+        assert!(matches!(after(inside), Err(JoinError::Expired { .. })), "{inside}");
     }
-    assert_eq!(changes(after(10).await.unwrap()).await, 0);
+    assert_eq!(changes(after(10).unwrap()).await, 0);
 }
 
 /// At any moment the snapshot of a join plus the events of its cursor are the state of the store.
@@ -137,7 +137,7 @@ async fn fold(joined: Joined<Deliveries>, max_size: usize) -> BTreeMap<ObjectKey
 async fn the_distributed_version_is_never_ahead_of_what_a_cursor_can_take() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().cursor;
     let handle = running.handle.clone();
     let is_done = Arc::new(AtomicBool::new(false));
     let done = Arc::clone(&is_done);

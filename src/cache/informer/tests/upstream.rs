@@ -15,13 +15,13 @@ async fn a_list_that_contradicts_the_held_state_ends_every_watch() {
     for (what, objects) in contradictions {
         let running = Running::start();
         running.list(vec![object("a", 1), object("b", 2)], version(3)).await;
-        let mut cursor = running.watch().await.cursor;
+        let mut cursor = running.watch().cursor;
         running.list(objects, version(9)).await;
         assert_eq!(taken(&mut cursor).await, ["HistoryRewritten"], "{what}");
     }
     let running = Running::start();
     running.list(vec![object("a", 1), object("b", 2)], version(3)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().cursor;
     running.list(vec![object("a", 1), object("b", 4), object("c", 4)], version(9)).await;
     assert_eq!(taken(&mut cursor).await.len(), 2, "what is newer contradicts nothing");
     assert_eq!(count(&running.handle.stats().history_rewrites), 0);
@@ -49,7 +49,7 @@ async fn changes_ahead_of_a_list_stay_until_repeated_or_prove_a_rewritten_histor
     ] {
         let running = Running::start();
         running.list(listed(), version(3)).await;
-        let mut cursor = running.watch().await.cursor;
+        let mut cursor = running.watch().cursor;
         running.fifo.push(ahead(Event::Modified(object("a", 12)), 3)).await;
         running.fifo.push(ahead(Event::Deleted(object("b", 14)), 3)).await;
         settle().await;
@@ -80,7 +80,7 @@ async fn changes_ahead_that_a_list_shows_need_not_be_repeated() {
     let ahead = |event, safe| Delta::transaction([event, Event::Bookmark(version(safe))]);
     let running = Running::start();
     running.list(vec![object("a", 1), object("b", 2)], version(3)).await;
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().cursor;
     running.fifo.push(ahead(Event::Modified(object("a", 12)), 3)).await;
     running.fifo.push(ahead(Event::Deleted(object("b", 14)), 3)).await;
     settle().await;

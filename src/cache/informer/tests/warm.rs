@@ -10,7 +10,7 @@ fn begun() -> Running {
     Running { fifo, handle, task: tokio::spawn(informer.run()) }
 }
 
-async fn after(running: &Running, number: u128) -> Result<Joined<Deliveries>, JoinError> {
+fn after(running: &Running, number: u128) -> Result<Joined<Deliveries>, JoinError> {
     running.handle.join(&Start::After(version(number)), replay())
 }
 
@@ -31,31 +31,31 @@ async fn a_snapshot_is_served_at_once_and_stale_until_contact() {
 async fn the_version_of_a_snapshot_and_later_ones_can_be_resumed_from() {
     let running = begun();
     for number in [1, 3, 7, 9] {
-        let error = after(&running, number).await.unwrap_err();
+        let error = after(&running, number).unwrap_err();
         assert_eq!(error, JoinError::Expired { oldest: version(10), current: version(10) });
     }
-    assert_eq!(after(&running, 12).await.unwrap_err(), JoinError::TooLarge { current: version(10) });
-    let mut joined = after(&running, 10).await.unwrap();
+    assert_eq!(after(&running, 12).unwrap_err(), JoinError::TooLarge { current: version(10) });
+    let mut joined = after(&running, 10).unwrap();
     running.apply(put("b", 12)).await;
     running.apply(put("c", 15)).await;
     assert_eq!(taken(&mut joined.cursor).await, ["~b 12", "+c 15"]);
     // A client that has seen 12 before resumes from there.
     for (number, missed) in [(12, "+c 15"), (10, "~b 12 +c 15")] {
-        let mut cursor = after(&running, number).await.unwrap().cursor;
+        let mut cursor = after(&running, number).unwrap().cursor;
         assert_eq!(taken(&mut cursor).await.join(" "), missed);
     }
-    assert!(matches!(after(&running, 9).await, Err(JoinError::Expired { .. })));
+    assert!(matches!(after(&running, 9), Err(JoinError::Expired { .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_list_after_a_snapshot_is_applied_as_a_difference_and_leaves_a_gap() {
     let running = begun();
-    let mut cursor = running.watch().await.cursor;
+    let mut cursor = running.watch().cursor;
     running.list(vec![object("b", 7), object("c", 17)], version(20)).await;
     assert_eq!(taken(&mut cursor).await, ["-a 10 inferred", "+c 20"]);
-    assert!(after(&running, 10).await.is_ok());
-    assert!(matches!(after(&running, 15).await, Err(JoinError::Expired { .. })), "inside the gap");
-    assert!(after(&running, 20).await.is_ok());
+    assert!(after(&running, 10).is_ok());
+    assert!(matches!(after(&running, 15), Err(JoinError::Expired { .. })), "inside the gap");
+    assert!(after(&running, 20).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -66,7 +66,7 @@ async fn a_rewritten_history_ends_the_watches_of_a_snapshot() {
         Delta::Replace(List::new(vec![object("a", 4), object("b", 7)], version(30))),
     ] {
         let running = begun();
-        let (mut cursor, history_id) = (running.watch().await.cursor, running.handle.history_id());
+        let (mut cursor, history_id) = (running.watch().cursor, running.handle.history_id());
         let at = rewind.version().unwrap().clone();
         running.fifo.push(rewind).await;
         running.reach(&at).await;
@@ -81,7 +81,7 @@ async fn a_rewritten_history_ends_the_watches_of_a_snapshot() {
 async fn a_list_that_expires_older_versions_ends_every_watch_but_not_the_history() {
     let list = |at| List { expires_older: true, ..List::new(vec![object("a", 3), object("b", 7)], version(at)) };
     let running = begun();
-    let (mut cursor, history_id) = (after(&running, 10).await.unwrap().cursor, running.handle.history_id());
+    let (mut cursor, history_id) = (after(&running, 10).unwrap().cursor, running.handle.history_id());
     running.fifo.push(Delta::Replace(list(10))).await;
     settle().await;
     assert_eq!(taken(&mut cursor).await, [""; 0], "nothing is between 10 and 10");
@@ -96,7 +96,7 @@ async fn a_list_that_expires_older_versions_ends_every_watch_but_not_the_history
     let mut before = running.handle.cursor_at(replay(), reached, false);
     assert_eq!(taken(&mut before).await, ["Expired { oldest: 20 }"]);
     assert_eq!((running.handle.history_id(), count(&running.handle.stats().history_rewrites)), (history_id, 0));
-    let mut resumed = after(&running, 20).await.unwrap().cursor;
+    let mut resumed = after(&running, 20).unwrap().cursor;
     let at_offset = running.handle.distributed().unwrap();
     running.apply(put("c", 21)).await;
     assert_eq!(taken(&mut resumed).await, ["+c 21"]);
