@@ -2,12 +2,12 @@
 
 use std::{
     fmt::{Debug, Write as _},
-    sync::Arc,
+    sync::{Arc, LazyLock},
 };
 
 use parking_lot::Mutex;
 use tracing::{
-    Event, Level, Metadata, Subscriber,
+    Dispatch, Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
     span::{Attributes, Id, Record},
     subscriber::DefaultGuard,
@@ -25,6 +25,11 @@ struct Fields(String);
 impl TestLog {
     /// Begins to keep the events of this thread, until the guard is dropped.
     pub(crate) fn start(level: Level) -> (Self, DefaultGuard) {
+        // With a single subscriber in the process, tracing decides by that of the thread which comes to an event first: if it has none,
+        // the event is off for all. A second one keeps it from that.
+        static OTHER: LazyLock<Dispatch> =
+            LazyLock::new(|| Dispatch::new(TestLog { level: Level::TRACE, events: Arc::default() }));
+        LazyLock::force(&OTHER);
         let log = Self { level, events: Arc::default() };
         let guard = tracing::subscriber::set_default(log.clone());
         (log, guard)
