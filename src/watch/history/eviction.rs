@@ -64,6 +64,13 @@ impl History {
         if ahead_of.is_some_and(|ahead| *ahead > self.current.version) {
             return false;
         }
+        if self.batches.range(self.evicted.batches..evicted).any(|recorded| recorded.what.is_late()) {
+            // Whoever has the version may lack its late changes, and the next one is open.
+            if version >= self.current.version {
+                return false;
+            }
+            version = version.next();
+        }
         let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
         let (events, bytes) = (self.events - self.evicted.events, self.bytes - self.evicted.bytes);
         let is_over = events > self.bounds.events || bytes > self.bounds.size;
@@ -75,9 +82,6 @@ impl History {
             self.evicted.bytes += recorded.what.bytes();
             self.oldest.offset = recorded.end();
             self.oldest_at = recorded.at;
-            if recorded.what.is_late() {
-                version = recorded.what.after().next();
-            }
         }
         let ahead_of = self.ahead.drain(..ahead).next_back().map(|(_, ahead)| ahead);
         for passed in ahead_of.into_iter().chain([self.oldest.version.clone()]) {

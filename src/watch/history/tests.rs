@@ -342,6 +342,7 @@ proptest! {
             history.record(recorded, now);
             let oldest = history.oldest().clone();
             prop_assert!(history.after(&oldest).is_ok(), "{oldest} of {history:?}");
+            prop_assert!(oldest <= history.current().version, "{oldest} of {history:?}");
         }
     }
 }
