@@ -3,6 +3,7 @@
 //! They bypass the generated trait, as Watch does: a response may contain all objects of a resource, and building messages of
 //! them first would cost more than everything else. Both responses have the same fields under the same numbers.
 
+mod fill;
 mod message;
 mod position;
 
@@ -18,7 +19,7 @@ use http_body::{Body, Frame as BodyFrame};
 use prost::Message;
 use tonic::Status;
 
-use self::position::Position;
+use self::{fill::Filled, position::Position};
 use super::{
     access::{Access, Wanted},
     audited_call::AuditedCall,
@@ -42,7 +43,7 @@ use super::{
 use crate::{
     auth::Operation,
     cache::{HealthReport, Scan, Snapshot},
-    model::{IndexFunc, IndexMatch, MAX_MESSAGE_BYTES, Namespaces, Object, ObjectKey, Selection},
+    model::{IndexFunc, IndexMatch, Namespaces, Object, ObjectKey, Selection},
     proto::{ObjectFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Origin, Room},
 };
@@ -116,24 +117,9 @@ enum Stage {
     Last,
     /// Everything but the status has been sent.
     Trailers,
-    Over,
-}
-
-/// Result of encoding the next objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Filled {
-    /// The next object does not fit into the room, and the message has no other; it needs this many bytes.
-    Nothing(usize),
-    /// The message is large enough, or there is no room for more.
-    Enough,
-    /// The slice of time is over; other tasks come first.
-    Some,
-    /// A bulk thread encodes the next object.
-    Waiting,
-    /// A bulk thread has failed to do so.
+    /// Work has panicked.
     Failed,
-    /// The page has no more objects.
-    All,
+    Over,
 }
 
 /// Approximate maximum size of a message without its objects, in bytes.
@@ -287,92 +273,6 @@ async fn start(
 // === impl ListBody ===
 
 impl ListBody {
-    /// Encodes the next objects, until the message is large enough, the page ends, or the slice of time is over.
-    fn fill(&mut self, cx: &mut Context<'_>, room: Room) -> Filled {
-        if !room.allows(self.bytes) {
-            // There was room for these objects when they were encoded.
-            return Filled::Nothing(self.bytes);
-        }
-        let snapshot = Arc::clone(&self.snapshot);
-        let after = self.position.last_checked.take();
-        let scan = Arc::clone(&self.scan);
-        let mut objects = scan.objects(&snapshot, after.as_ref());
-        let mut last = None;
-        let mut filled = Filled::Some;
-        let mut encoded_objects = 0;
-        let slice = TimeSlice::begin();
-        let rest = self.head_bytes();
-        let chunk = CHUNK_BYTES.saturating_sub(rest).min(room.bytes);
-        loop {
-            let Some(object) = objects.next() else {
-                filled = Filled::All;
-                break;
-            };
-            if self.selection.matches_counted(object, &mut self.position.ahead) {
-                if self.room == Some(0) {
-                    self.next_page_token = self.next_page_token();
-                    filled = Filled::All;
-                    break;
-                }
-                let Self { next, format, service, caller, .. } = self;
-                let field = match next.field(
-                    cx,
-                    object,
-                    format,
-                    service.structs(),
-                    (service.encoder(), *caller, frame::OBJECTS),
-                ) {
-                    Poll::Ready(Ok(field)) => field,
-                    Poll::Ready(Err(Failed)) => {
-                        filled = Filled::Failed;
-                        break;
-                    }
-                    Poll::Pending => {
-                        filled = Filled::Waiting;
-                        break;
-                    }
-                };
-                let length = field.len();
-                let (is_first, held) = (self.bytes == 0, self.bytes + length);
-                if if is_first { !room.allows(held) } else { held > chunk } {
-                    // The object is checked again for the next message.
-                    filled = if is_first { Filled::Nothing(held) } else { Filled::Enough };
-                    break;
-                }
-                if is_first && held > MAX_MESSAGE_BYTES - rest {
-                    // The namespaces, which only the first message has, are a message without objects.
-                    filled = Filled::Enough;
-                    break;
-                }
-                if self.compressed.is_some() {
-                    self.collected.push(Arc::clone(object));
-                }
-                if self.compressed.is_none() || self.format.view.is_some() {
-                    self.objects.reserve(length);
-                    field.write(&mut self.objects);
-                }
-                self.next.clear();
-                self.bytes = held;
-                self.room = self.room.map(|room| room - 1);
-                self.position.send(object.key().clone());
-                encoded_objects += 1;
-            }
-            last = Some(object.key().clone());
-            if self.bytes >= chunk {
-                filled = Filled::Enough;
-                break;
-            }
-            if slice.is_over() {
-                break;
-            }
-        }
-        if let Some(audited) = &self.audited {
-            audited.sends(encoded_objects);
-        }
-        self.position.last_checked = last.or(after);
-        filled
-    }
-
     /// Returns the token of the next page.
     fn next_page_token(&self) -> String {
         let after = self.position.sent.as_ref().map(|sent| format!("{}\0{}", sent.namespace(), sent.name()));
@@ -409,40 +309,57 @@ impl BoundedBody for ListBody {
             Some(_) => Room { bytes: usize::MAX, is_strict: false },
             None => room.without(head_bytes),
         };
+        let slice = TimeSlice::begin();
+        // A message that was compressed for another client costs less than a turn: as many as fit into the room come in one.
+        let mut messages = Chunk::default();
         let frame = loop {
-            if let Some(message) = self.ready.take_if(|message| room.allows(message.remaining())) {
-                break BodyFrame::data(message);
-            }
+            let is_first = !messages.has_remaining();
             if let Some(message) = &self.ready {
-                return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(message.remaining()))));
+                let length = messages.remaining() + message.remaining();
+                if is_first && !room.allows(length) {
+                    return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(length))));
+                }
+                if is_first || length <= CHUNK_BYTES.min(room.bytes) {
+                    messages.append(self.ready.take().unwrap_or_default());
+                }
+                if self.compressed.is_none() || self.ready.is_some() || slice.is_over() {
+                    break BodyFrame::data(messages);
+                }
+                continue;
             }
             match self.stage {
                 Stage::Objects => {
                     if room.is_shut() {
                         return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(head_bytes))));
                     }
-                    ready!(self.permit.poll(cx));
-                    let filled = self.fill(cx, limit);
+                    if is_first {
+                        ready!(self.permit.poll(cx));
+                    }
+                    let filled = self.fill(cx, limit, &slice);
                     if let Filled::Nothing(needed) = filled {
                         return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed + head_bytes))));
                     }
                     self.permit.release();
                     match filled {
                         Filled::Nothing(_) => {}
+                        Filled::Some | Filled::Waiting if !is_first => break BodyFrame::data(messages),
                         Filled::Some => {
                             cx.waker().wake_by_ref();
                             return Poll::Pending;
                         }
                         Filled::Waiting => return Poll::Pending,
-                        Filled::Failed => break self.fail(),
+                        Filled::Failed => self.stage = Stage::Failed,
                         Filled::Enough => self.stage = Stage::Message,
                         Filled::All => self.stage = Stage::Last,
                     }
                 }
-                Stage::Message => match ready!(self.poll_message(cx)) {
-                    Ok(message) => (self.ready, self.stage) = (Some(message), Stage::Objects),
-                    Err(Failed) => break self.fail(),
+                Stage::Message => match self.poll_message(cx) {
+                    Poll::Ready(Ok(message)) => (self.ready, self.stage) = (Some(message), Stage::Objects),
+                    Poll::Ready(Err(Failed)) => self.stage = Stage::Failed,
+                    Poll::Pending if is_first => return Poll::Pending,
+                    Poll::Pending => break BodyFrame::data(messages),
                 },
+                _ if !is_first => break BodyFrame::data(messages),
                 // A response without objects is one message, which carries the version.
                 Stage::Last if self.has_answered && self.bytes == 0 && !self.has_end() => {
                     self.stage = Stage::Trailers;
@@ -452,8 +369,9 @@ impl BoundedBody for ListBody {
                 }
                 Stage::Last => match ready!(self.poll_message(cx)) {
                     Ok(message) => (self.ready, self.stage) = (Some(message), Stage::Trailers),
-                    Err(Failed) => break self.fail(),
+                    Err(Failed) => self.stage = Stage::Failed,
                 },
+                Stage::Failed => break self.fail(),
                 Stage::Trailers => {
                     self.stage = Stage::Over;
                     break BodyFrame::trailers(trailers(&Status::ok("")));
@@ -498,3 +416,6 @@ impl fmt::Debug for ListBody {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

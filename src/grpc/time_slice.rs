@@ -17,6 +17,8 @@ const LENGTH: Duration = Duration::from_micros(500);
 #[cfg(test)]
 thread_local! {
     static LENGTH_HERE: std::cell::Cell<Duration> = const { std::cell::Cell::new(LENGTH) };
+    /// Number of checks with which a slice ends, and of those that were made.
+    static CHECKS: std::cell::Cell<(u64, u64)> = const { std::cell::Cell::new((u64::MAX, 0)) };
 }
 
 // === impl TimeSlice ===
@@ -43,8 +45,23 @@ impl TimeSlice {
         LENGTH_HERE.set(Duration::from_secs(3600));
     }
 
+    /// Lets each check of this thread whose number is a multiple of this end its slice, whatever the time.
+    #[cfg(test)]
+    pub(super) fn end_with_check(number: u64) {
+        Self::never_end();
+        CHECKS.set((number, 0));
+    }
+
     /// Returns true if the slice is over. Callers check it after each object, so that each slice makes progress.
     pub(super) fn is_over(&self) -> bool {
+        #[cfg(test)]
+        {
+            let (number, made) = CHECKS.get();
+            CHECKS.set((number, made + 1));
+            if (made + 1).is_multiple_of(number) {
+                return true;
+            }
+        }
         Instant::now() >= self.ends_at
     }
 

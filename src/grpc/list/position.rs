@@ -18,11 +18,10 @@ pub(super) struct Position {
 // === impl Position ===
 
 impl Position {
-    /// Advances to an object that is sent.
-    pub(super) fn send(&mut self, key: ObjectKey) {
+    /// Counts an object that is sent.
+    pub(super) fn send(&mut self) {
         self.ahead.add_selected();
         self.evaluations.append(&mut self.ahead);
-        self.sent = Some(key);
     }
 
     /// Returns true if an evaluation has failed.

@@ -17,7 +17,7 @@ use crate::{
         call::Caller,
         compressed_objects::CompressedForm,
         encoder::SLICE_BYTES,
-        frame::{self, BATCH, CHUNK_BYTES, PREFIX_BYTES},
+        frame::{self, BATCH, CHUNK_BYTES, OBJECT_BYTES, PREFIX_BYTES},
         service::Service,
         time_slice::TimeSlice,
     },
@@ -25,9 +25,6 @@ use crate::{
     proto::{self, ObjectFormat, Structs, pb},
     transport::Room,
 };
-
-/// Bytes that an object takes besides its body.
-const OBJECT_BYTES: usize = 256;
 
 // === impl Batch ===
 
@@ -112,7 +109,8 @@ impl InitialEvents {
         (message, events, progress)
     }
 
-    /// Does the same for compressed messages. One that is complete waits until the room has its size.
+    /// Does the same for compressed messages, of which as many as fit into the room are sent together: a message that was compressed
+    /// for another client costs less than a turn. One that is complete waits until the room has its size.
     pub(super) fn next_compressed(
         &mut self,
         cx: &mut Context<'_>,
@@ -120,55 +118,68 @@ impl InitialEvents {
         (service, caller): (&Service, Caller),
         room: Room,
     ) -> (BytesMut, u64, InitialProgress) {
-        let Self { snapshot, scan, last_checked, next, evaluations, .. } = self;
-        let Some(batch) = &mut self.batch else { return (BytesMut::new(), 0, InitialProgress::Failed) };
+        let Self { snapshot, scan, last_checked, batch, next, evaluations, .. } = self;
+        let Some(batch) = batch else { return (BytesMut::new(), 0, InitialProgress::Failed) };
         let after = last_checked.take();
-        let mut objects = scan.objects(snapshot, after.as_ref());
+        let mut objects = scan.objects(snapshot, after.as_ref()).peekable();
         let slice = TimeSlice::begin();
-        let mut progress = InitialProgress::More;
-        while batch.complete.is_none() {
-            let Some(object) = objects.next() else {
-                progress = InitialProgress::Done;
-                batch.complete(form, format, service.structs());
-                break;
-            };
-            if selection.matches_counted(object, evaluations) {
-                if object.body().len() <= SLICE_BYTES {
-                    batch.push(object);
-                } else if !batch.objects.is_empty() {
-                    // The large one is checked again, and comes alone.
-                    batch.complete(form, format, service.structs());
-                    break;
-                } else {
-                    let (event_type, cause) = (INITIAL.event_type, INITIAL.cause);
-                    let kind = Kind { event_type, cause, version: None, format, form: Some(form) };
-                    match next.poll(cx, object, || kind.encode(object, service, caller)) {
-                        Poll::Ready(Ok(message)) => batch.complete = Some((Message::Encoded(message), 1)),
-                        Poll::Ready(Err(_)) => progress = InitialProgress::Failed,
-                        Poll::Pending => progress = InitialProgress::Waiting,
+        let selects_all = selection.selects_all();
+        let (mut buffer, mut events, mut last) = (BytesMut::new(), 0, None);
+        let mut collect = |batch: &mut Batch| {
+            while let Some(object) = objects.peek() {
+                if selects_all || selection.matches_counted(object, evaluations) {
+                    if object.body().len() <= SLICE_BYTES {
+                        batch.push(object);
+                    } else if !batch.objects.is_empty() {
+                        // The large one comes alone.
+                        batch.complete(form, format, service.structs());
+                        return InitialProgress::More;
+                    } else {
+                        let (event_type, cause) = (INITIAL.event_type, INITIAL.cause);
+                        let kind = Kind { event_type, cause, version: None, format, form: Some(form) };
+                        match next.poll(cx, object, || kind.encode(object, service, caller)) {
+                            Poll::Ready(Ok(message)) => batch.complete = Some((Message::Encoded(message), 1)),
+                            Poll::Ready(Err(_)) => return InitialProgress::Failed,
+                            Poll::Pending => return InitialProgress::Waiting,
+                        }
+                        next.clear();
                     }
-                    if batch.complete.is_none() {
-                        break;
-                    }
-                    next.clear();
+                    evaluations.add_selected();
                 }
-                evaluations.add_selected();
+                last = objects.next();
+                if batch.bytes >= CHUNK_BYTES {
+                    batch.complete(form, format, service.structs());
+                }
+                if batch.complete.is_some() || (!selects_all && slice.is_over()) {
+                    return InitialProgress::More;
+                }
             }
-            *last_checked = Some(object.key().clone());
-            if batch.bytes >= CHUNK_BYTES {
-                batch.complete(form, format, service.structs());
+            batch.complete(form, format, service.structs());
+            InitialProgress::Done
+        };
+        let mut progress = InitialProgress::More;
+        while progress == InitialProgress::More {
+            if batch.complete.is_none() {
+                progress = collect(batch);
+            }
+            if let Some((message, _)) = &batch.complete {
+                let length = buffer.len() + message.len();
+                if !room.allows(length) || (events > 0 && length > CHUNK_BYTES.min(room.bytes)) {
+                    progress = InitialProgress::TooLarge(length);
+                    break;
+                }
+            }
+            if let Some((message, count)) = batch.complete.take() {
+                message.append(&mut buffer);
+                events += count;
             }
             if slice.is_over() {
                 break;
             }
         }
-        *last_checked = last_checked.take().or(after);
-        let mut buffer = BytesMut::new();
-        let Some((message, events)) = batch.complete.take_if(|(message, _)| room.allows(message.len())) else {
-            let waits = batch.complete.as_ref().map(|(message, _)| InitialProgress::TooLarge(message.len()));
-            return (buffer, 0, waits.unwrap_or(progress));
-        };
-        message.append(&mut buffer);
+        *last_checked = last.map(|object| object.key().clone()).or(after);
+        // What has not come with these messages comes after them.
+        let progress = if events == 0 || progress == InitialProgress::Done { progress } else { InitialProgress::More };
         (buffer, events, progress)
     }
 }

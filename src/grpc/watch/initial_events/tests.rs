@@ -5,7 +5,7 @@ use std::task::Waker;
 use super::*;
 use crate::{
     cache::{Indexer, List},
-    grpc::watch::tests::World,
+    grpc::{frame::PREFIX_BYTES, watch::tests::World},
     model::{Expression, Indexers, Object, ResourceVersion, work},
     proto::Compression,
     watch::{FullChannelPolicy, QueueOptions},
@@ -67,7 +67,12 @@ fn read(
         let (message, events, progress) = initial.next(&mut cx, selected, service, Room { bytes, is_strict: true });
         assert!(message.len() <= bytes && message.is_empty() == (events == 0));
         count += events;
-        messages.extend(Some(message.freeze()).filter(|message| !message.is_empty()));
+        let mut message = message.freeze();
+        while let Some(length) = message.get(1..PREFIX_BYTES) {
+            let length = u32::from_be_bytes(length.try_into().unwrap()) as usize;
+            messages.push(message.split_to(PREFIX_BYTES + length));
+        }
+        assert!(message.is_empty());
         bytes = room;
         match progress {
             InitialProgress::TooLarge(needed) => {
@@ -102,6 +107,33 @@ async fn a_batch_is_compressed_once_whatever_the_room() {
             assert!(read(room).0 == first);
         }
         assert_eq!(work::done() - before, 0, "bytes are compressed again");
+        let mut initial = InitialEvents::new(snapshot.clone(), &subscribe, world.service(), true);
+        let mut next = |bytes| {
+            let (mut cx, service) = (Context::from_waker(Waker::noop()), (world.service(), Caller::default()));
+            let selected = (&*subscribe.selection, &subscribe.format);
+            initial.next(&mut cx, selected, service, Room { bytes, is_strict: true })
+        };
+        let two = first[0].len() + first[1].len();
+        let (messages, events, progress) = next(two);
+        assert_eq!(
+            (messages.len(), progress),
+            (two, InitialProgress::More),
+            "what there is room for comes in one turn"
+        );
+        let (messages, rest, progress) = next(usize::MAX);
+        assert_eq!((messages.len(), progress), (first[2..].iter().map(Bytes::len).sum(), InitialProgress::Done));
+        assert_eq!(events + rest, 200);
+    }
+    let format = ObjectFormat { compression: Some(Compression::Gzip), ..PayloadFormat::Raw.into() };
+    for expression in [None, Some(Expression::parse("object.x != ''").unwrap())] {
+        let subscribe = subscribe(expression, format.clone());
+        let (first, ..) = read(&world, &snapshot, &subscribe, (true, usize::MAX));
+        for number in [1, 2, 3, 7, 40, 41, 100] {
+            TimeSlice::end_with_check(number);
+            let (messages, count, _) = read(&world, &snapshot, &subscribe, (true, CHUNK_BYTES));
+            assert!(messages == first && count == 200, "slices of {number} checks");
+            TimeSlice::end_with_check(u64::MAX);
+        }
     }
     let plain = subscribe(None, PayloadFormat::Raw.into());
     let read = |room| read(&world, &snapshot, &plain, (true, room)).0;
