@@ -29,8 +29,6 @@ pub struct WireArena {
 /// Size at which a chunk is sent: small enough that encoding one does not delay other tasks of the thread, large enough that
 /// the cost of a chunk and of HTTP/2 writes does not matter.
 pub(super) const CHUNK_BYTES: usize = 64 << 10;
-/// Bytes that an object takes in a message besides its body, about.
-pub(super) const OBJECT_BYTES: usize = 256;
 
 // === impl WireFrame ===
 

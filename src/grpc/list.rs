@@ -19,7 +19,7 @@ use http_body::{Body, Frame as BodyFrame};
 use prost::Message;
 use tonic::Status;
 
-use self::{fill::Filled, position::Position};
+use self::position::Position;
 use super::{
     access::{Access, Wanted},
     audited_call::AuditedCall,
@@ -120,6 +120,23 @@ enum Stage {
     /// Work has panicked.
     Failed,
     Over,
+}
+
+/// Result of encoding the next objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Filled {
+    /// The next object does not fit into the room, and the message has no other; it needs this many bytes.
+    Nothing(usize),
+    /// The message is large enough, or there is no room for more.
+    Enough,
+    /// The slice of time is over; other tasks come first.
+    Some,
+    /// A bulk thread encodes the next object.
+    Waiting,
+    /// A bulk thread has failed to do so.
+    Failed,
+    /// The page has no more objects.
+    All,
 }
 
 /// Approximate maximum size of a message without its objects, in bytes.
@@ -310,20 +327,22 @@ impl BoundedBody for ListBody {
             None => room.without(head_bytes),
         };
         let slice = TimeSlice::begin();
+        let data = |messages: Vec<Bytes>| BodyFrame::data(messages.into_iter().collect());
         // A message that was compressed for another client costs less than a turn: as many as fit into the room come in one.
-        let mut messages = Chunk::default();
+        let (mut messages, mut bytes): (Vec<Bytes>, _) = (Vec::new(), 0);
         let frame = loop {
-            let is_first = !messages.has_remaining();
+            let is_first = messages.is_empty();
             if let Some(message) = &self.ready {
-                let length = messages.remaining() + message.remaining();
+                let length = bytes + message.remaining();
                 if is_first && !room.allows(length) {
                     return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(length))));
                 }
                 if is_first || length <= CHUNK_BYTES.min(room.bytes) {
-                    messages.append(self.ready.take().unwrap_or_default());
+                    messages.extend(message.pieces().cloned());
+                    (bytes, self.ready) = (length, None);
                 }
                 if self.compressed.is_none() || self.ready.is_some() || slice.is_over() {
-                    break BodyFrame::data(messages);
+                    break data(messages);
                 }
                 continue;
             }
@@ -342,7 +361,7 @@ impl BoundedBody for ListBody {
                     self.permit.release();
                     match filled {
                         Filled::Nothing(_) => {}
-                        Filled::Some | Filled::Waiting if !is_first => break BodyFrame::data(messages),
+                        Filled::Some | Filled::Waiting if !is_first => break data(messages),
                         Filled::Some => {
                             cx.waker().wake_by_ref();
                             return Poll::Pending;
@@ -357,9 +376,9 @@ impl BoundedBody for ListBody {
                     Poll::Ready(Ok(message)) => (self.ready, self.stage) = (Some(message), Stage::Objects),
                     Poll::Ready(Err(Failed)) => self.stage = Stage::Failed,
                     Poll::Pending if is_first => return Poll::Pending,
-                    Poll::Pending => break BodyFrame::data(messages),
+                    Poll::Pending => break data(messages),
                 },
-                _ if !is_first => break BodyFrame::data(messages),
+                _ if !is_first => break data(messages),
                 // A response without objects is one message, which carries the version.
                 Stage::Last if self.has_answered && self.bytes == 0 && !self.has_end() => {
                     self.stage = Stage::Trailers;

@@ -20,16 +20,6 @@ impl Chunk {
     pub fn pieces(&self) -> impl Iterator<Item = &Bytes> {
         std::iter::once(&self.first).chain(&self.rest).filter(|piece| !piece.is_empty())
     }
-
-    /// Appends what is left of another chunk.
-    pub fn append(&mut self, other: Self) {
-        if self.has_remaining() {
-            self.remaining += other.remaining();
-            self.rest.extend(other.pieces().cloned());
-        } else {
-            *self = other;
-        }
-    }
 }
 
 impl From<Bytes> for Chunk {

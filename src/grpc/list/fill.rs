@@ -5,34 +5,17 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::ListBody;
+use super::{Filled, ListBody};
 use crate::{
     grpc::{
-        encoder::{Failed, ObjectField, SLICE_BYTES},
-        frame::{self, CHUNK_BYTES, OBJECT_BYTES},
+        encoder::{Failed, ObjectField, SLICE_BYTES, is_costly},
+        frame::{self, CHUNK_BYTES},
         time_slice::TimeSlice,
     },
     model::{MAX_MESSAGE_BYTES, Object},
     proto::PayloadFormat,
     transport::Room,
 };
-
-/// Result of encoding the next objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Filled {
-    /// The next object does not fit into the room, and the message has no other; it needs this many bytes.
-    Nothing(usize),
-    /// The message is large enough, or there is no room for more.
-    Enough,
-    /// The slice of time is over; other tasks come first.
-    Some,
-    /// A bulk thread encodes the next object.
-    Waiting,
-    /// A bulk thread has failed to do so.
-    Failed,
-    /// The page has no more objects.
-    All,
-}
 
 // === impl ListBody ===
 
@@ -53,11 +36,9 @@ impl ListBody {
         let rest = self.head_bytes();
         let chunk = CHUNK_BYTES.saturating_sub(rest).min(room.bytes);
         let selects_all = self.selection.selects_all();
-        // Nearly always, another client has had these objects encoded: about their size is enough.
-        let is_estimated = self.compressed.is_some()
-            && self.format.payload != PayloadFormat::Metadata
-            && self.format.view.is_none()
-            && self.format.lines.is_none();
+        // Nearly always, another client has had these objects encoded: a bound of their size is enough.
+        let is_bound_enough =
+            self.compressed.is_some() && self.format.payload == PayloadFormat::Raw && !is_costly(&self.format);
         loop {
             let Some(object) = objects.next() else {
                 filled = Filled::All;
@@ -70,7 +51,7 @@ impl ListBody {
                     break;
                 }
                 let Self { next, format, service, caller, .. } = self;
-                let field = if is_estimated && object.body().len() <= SLICE_BYTES {
+                let field = if is_bound_enough && object.body().len() <= SLICE_BYTES {
                     None
                 } else {
                     let encoder = (service.encoder(), *caller, frame::OBJECTS);
@@ -86,7 +67,7 @@ impl ListBody {
                         }
                     }
                 };
-                let length = field.as_ref().map_or(object.body().len() + OBJECT_BYTES, ObjectField::len);
+                let length = field.as_ref().map_or(object.max_raw_len(), ObjectField::len);
                 let (is_first, held) = (self.bytes == 0, self.bytes + length);
                 if if is_first { !room.allows(held) } else { held > chunk } {
                     // The object is checked again for the next message.

@@ -17,7 +17,7 @@ use crate::{
         call::Caller,
         compressed_objects::CompressedForm,
         encoder::SLICE_BYTES,
-        frame::{self, BATCH, CHUNK_BYTES, OBJECT_BYTES, PREFIX_BYTES},
+        frame::{self, BATCH, CHUNK_BYTES, PREFIX_BYTES},
         service::Service,
         time_slice::TimeSlice,
     },
@@ -35,7 +35,7 @@ impl Batch {
     }
 
     fn push(&mut self, object: &Arc<Object>) {
-        self.bytes += object.body().len() + OBJECT_BYTES;
+        self.bytes += object.max_raw_len();
         self.objects.push(Arc::clone(object));
     }
 
