@@ -26,7 +26,7 @@ mod record;
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, BufWriter, Read, Write},
+    io::{self, BufRead, BufWriter, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
@@ -250,23 +250,19 @@ impl SnapshotFile {
 }
 
 /// Parses everything before the checksum.
-fn parse(mut input: impl Read) -> Result<(Header, SavedState), SnapshotFileError> {
+fn parse(mut input: impl BufRead) -> Result<(Header, SavedState), SnapshotFileError> {
     let mut start = [0; MAGIC.len() + size_of::<u32>()];
     read_exact(&mut input, &mut start)?;
     if start != *[&MAGIC[..], &FORMAT.to_le_bytes()].concat() {
         return Err(SnapshotFileError::Format);
     }
-    let mut piece = Vec::new();
-    read_piece(&mut input, &mut piece)?;
     let damaged = || SnapshotFileError::Damaged("invalid header");
-    let header: Header = serde_json::from_slice(&piece).map_err(|_| damaged())?;
+    let header: Header = read_piece(&mut input, |piece| serde_json::from_slice(piece).map_err(|_| damaged()))??;
     let version: ResourceVersion = header.version.parse().map_err(|_| damaged())?;
-    read_piece(&mut input, &mut piece)?;
-    let proof = Bytes::copy_from_slice(&piece);
+    let proof = read_piece(&mut input, Bytes::copy_from_slice)?;
     let mut objects = Vec::new();
     for _ in 0..header.objects {
-        read_piece(&mut input, &mut piece)?;
-        let object = record::read(&piece, &version);
+        let object = read_piece(&mut input, |piece| record::read(piece, &version))?;
         objects.push(Arc::new(object.ok_or(SnapshotFileError::Damaged("invalid object"))?));
     }
     if input.read(&mut [0])? > 0 {
@@ -306,19 +302,25 @@ impl<F: Write> Checksummed<F> {
     }
 }
 
-fn read_piece(input: &mut impl Read, piece: &mut Vec<u8>) -> Result<(), SnapshotFileError> {
+/// Reads a piece, which is copied only where the buffer of the input ends within it.
+fn read_piece<T>(input: &mut impl BufRead, read: impl FnOnce(&[u8]) -> T) -> Result<T, SnapshotFileError> {
     let mut len = [0; size_of::<u32>()];
     read_exact(input, &mut len)?;
     let len = u32::from_le_bytes(len) as usize;
     if len > MAX_PIECE_BYTES {
         return Err(SnapshotFileError::Damaged("record too large"));
     }
-    piece.clear();
+    if let Some(piece) = input.fill_buf()?.get(..len) {
+        let found = read(piece);
+        input.consume(len);
+        return Ok(found);
+    }
+    let mut piece = Vec::new();
     // The buffer grows with the bytes that exist, whatever a damaged length says.
-    if input.take(len as u64).read_to_end(piece)? < len {
+    if input.take(len as u64).read_to_end(&mut piece)? < len {
         return Err(ends_too_early());
     }
-    Ok(())
+    Ok(read(&piece))
 }
 
 fn read_exact(file: &mut impl Read, bytes: &mut [u8]) -> Result<(), SnapshotFileError> {

@@ -1,7 +1,7 @@
 //! File that another thread reads ahead, and whose checksum it computes: meanwhile this one makes the objects.
 
 use std::{
-    io::{self, Cursor, Read},
+    io::{self, BufRead, Cursor, Read},
     panic::resume_unwind,
     sync::mpsc::{Receiver, SyncSender, sync_channel},
     thread,
@@ -57,15 +57,24 @@ fn send(mut file: impl Read, blocks: &SyncSender<Vec<u8>>) -> io::Result<bool> {
 
 impl Read for ReadAhead {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let read = self.block.read(bytes)?;
-            if read > 0 || bytes.is_empty() {
-                return Ok(read);
-            }
+        let read = self.fill_buf()?.read(bytes)?;
+        self.consume(read);
+        Ok(read)
+    }
+}
+
+impl BufRead for ReadAhead {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while self.block.fill_buf()?.is_empty() {
             // The other thread has sent everything, or failed, which it returns.
-            let Ok(block) = self.blocks.recv() else { return Ok(0) };
+            let Ok(block) = self.blocks.recv() else { break };
             self.block = Cursor::new(block);
         }
+        self.block.fill_buf()
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.block.consume(bytes);
     }
 }
 

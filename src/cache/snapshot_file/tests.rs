@@ -1,6 +1,6 @@
 //! A state is read as it was written, or not at all.
 
-use std::os::unix::fs::PermissionsExt;
+use std::{io::BufReader, os::unix::fs::PermissionsExt};
 
 use proptest::{collection::vec, prelude::*};
 use tempfile::TempDir;
@@ -240,12 +240,27 @@ fn a_file_that_cannot_be_opened_is_an_error_and_not_none() {
 fn a_piece_is_read_up_to_its_bound_and_to_its_end() {
     let read = |len: usize, there: u64| {
         let bytes = (len as u32).to_le_bytes();
-        let mut piece = Vec::new();
-        read_piece(&mut bytes.chain(io::repeat(0).take(there)), &mut piece).map(|()| piece.len())
+        let mut input = BufReader::new(bytes.chain(io::repeat(0).take(there)));
+        read_piece(&mut input, |piece| piece.len())
     };
     let message = |len, there| read(len, there).unwrap_err().to_string();
     assert_eq!(read(5, 9).unwrap(), 5);
     assert_eq!(read(MAX_PIECE_BYTES, u64::MAX).unwrap(), MAX_PIECE_BYTES, "as it may be written");
     assert_eq!(message(MAX_PIECE_BYTES + 1, u64::MAX), "damaged snapshot file: record too large");
     assert_eq!(message(5, 4), "damaged snapshot file: unexpected end of file");
+}
+
+/// Wherever the buffers of the input end.
+#[test]
+fn pieces_are_read_in_order_whether_a_buffer_ends_within_them_or_not() {
+    let pieces: Vec<Vec<u8>> = (0..40_u8).map(|at| vec![at; usize::from(at) * 7 % 23]).collect();
+    let bytes: Vec<u8> =
+        pieces.iter().flat_map(|piece| [&(piece.len() as u32).to_le_bytes()[..], piece].concat()).collect();
+    for capacity in [1, 4, 5, 7, 30, 64, bytes.len()] {
+        let mut input = BufReader::with_capacity(capacity, &bytes[..]);
+        for piece in &pieces {
+            assert_eq!(read_piece(&mut input, <[u8]>::to_vec).unwrap(), *piece, "buffers of {capacity}");
+        }
+        assert_eq!(read_piece(&mut input, <[u8]>::len).unwrap_err().to_string(), ends_too_early().to_string());
+    }
 }

@@ -105,3 +105,52 @@ impl<F: Frame> Entry<F> {
             && self.format == *format
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::watch::Deliveries;
+
+    #[test]
+    fn an_event_is_shared_only_with_an_equal_one() {
+        let object = || {
+            Arc::new(Object::from_json(Bytes::from_static(b"{\"metadata\":{\"name\":\"a\"}}"), "", version(1)).unwrap())
+        };
+        fn version(number: u128) -> ResourceVersion {
+            ResourceVersion::decimal(number)
+        }
+        let (objects, versions) = ([object(), object()], [version(1), version(2)]);
+        let event = GroupEvent {
+            event_type: EventType::Modified,
+            cause: Cause::Change,
+            object: &objects[0],
+            previous: Some(&objects[0]),
+            object_version: &versions[0],
+            version: &versions[0],
+            coalesced: 0,
+            relisted: false,
+            open: false,
+        };
+        let others = [
+            GroupEvent { event_type: EventType::Added, ..event },
+            GroupEvent { cause: Cause::EnteredSelection, ..event },
+            GroupEvent { object: &objects[1], ..event },
+            GroupEvent { previous: Some(&objects[1]), ..event },
+            GroupEvent { previous: None, ..event },
+            GroupEvent { object_version: &versions[1], ..event },
+            GroupEvent { version: &versions[1], ..event },
+            GroupEvent { relisted: true, ..event },
+            GroupEvent { open: true, ..event },
+        ];
+        for other in &others {
+            let encoded = Encoded::<Deliveries>::new(Arc::default());
+            let encodings = || encoded.stats.encoded.load(Ordering::Relaxed);
+            for (event, expected) in [(&event, 1), (other, 2), (&event, 2), (other, 2)] {
+                encoded.get(&(), event);
+                assert_eq!(encodings(), expected, "{other:?}");
+            }
+        }
+    }
+}
