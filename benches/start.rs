@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Starts the real server as its own process, three times. Prints the time from its start until it has every object, its processor
-//! time and peak memory by then, and its resident memory a second later, and after Lists by ten clients at once: in all, and for each
-//! object, beside the bytes of their JSON. The etcd has all objects before the first start.
+//! time and peak memory by then, and its resident memory a second later, and after Lists by ten clients at once, as RAW and then as
+//! STRUCT, whose cache is emptied a minute later: in all, and for each object, beside the bytes of their JSON. The etcd has all objects before the first start.
 
 #![allow(
     clippy::print_stdout,
@@ -137,27 +137,31 @@ impl Upstream {
         let (ready, processor, peak) = (started.elapsed(), running.processor(), running.memory("VmHWM"));
         tokio::time::sleep(Duration::from_secs(1)).await;
         let resident = running.memory("VmRSS");
-        let listed = join_all((0..LISTS).map(|_| list(&url))).await;
-        assert!(listed.iter().all(|count| *count == objects), "{listed:?}");
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let listed = running.memory("VmRSS");
+        let mut listed = Vec::new();
+        for format in [pb::PayloadFormat::Raw, pb::PayloadFormat::Struct] {
+            let counts = join_all((0..LISTS).map(|_| list(&url, format))).await;
+            assert!(counts.iter().all(|count| *count == objects), "{counts:?}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            listed.push(running.memory("VmRSS"));
+        }
         let of_json = |kib: f64| kib * 1024.0 / (objects * OBJECT_BYTES) as f64;
         println!(
-            "ready {:>6.2} s  processor {:>5.1} µs an object  peak {:.2}  resident {:.2}  after {LISTS} Lists {:.2} of the JSON",
+            "ready {:>6.2} s  processor {:>5.1} µs an object  peak {:.2}  resident {:.2}  after {LISTS} Lists {:.2}, STRUCT {:.2} of the JSON",
             ready.as_secs_f64(),
             processor * 1e6 / objects as f64,
             of_json(peak),
             of_json(resident),
-            of_json(listed),
+            of_json(listed[0]),
+            of_json(listed[1]),
         );
         drop((running, writing.join()));
     }
 }
 
 /// Lists every object, and returns their number.
-async fn list(url: &str) -> usize {
+async fn list(url: &str, format: pb::PayloadFormat) -> usize {
     let client = InformerServiceClient::connect(url.to_owned()).await.unwrap();
-    let request = pb::ListRequest { resource: "settings".to_owned(), ..Default::default() };
+    let request = pb::ListRequest { resource: "settings".to_owned(), format: format.into(), ..Default::default() };
     let answers = client.max_decoding_message_size(usize::MAX).list(request).await.unwrap().into_inner();
     answers.try_fold(0, async |count, answer| Ok(count + answer.objects.len())).await.unwrap()
 }

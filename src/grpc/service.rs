@@ -305,6 +305,7 @@ impl Service {
             }
             last = ages.into_iter().map(|(id, (_, now))| (id, now)).collect();
             self.compressed().trim(is_near);
+            self.structs().trim(is_near);
             self.ledger().keep(kept + self.compressed().bytes());
         }
     }

@@ -7,7 +7,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use bytes::Bytes;
@@ -20,6 +23,8 @@ use crate::model::Object;
 /// Cache of the most recent bodies, with a size limit.
 pub struct Structs {
     by_address: Cache<usize, CachedStruct, Weight>,
+    /// Number of checks since the last read.
+    unread: AtomicU32,
 }
 
 /// Body of the object at its key, and of no other: the weak reference prevents the reuse of the address.
@@ -35,6 +40,8 @@ struct Weight;
 
 /// Estimated size of an entry, for the initial capacity of the cache.
 const ESTIMATED_BYTES: usize = 1 << 10;
+/// Number of checks without a read after which the cache is emptied; there is one each second.
+const MAX_UNREAD: u32 = 60;
 
 // === impl Structs ===
 
@@ -42,7 +49,16 @@ impl Structs {
     /// Creates a cache of at most `max_bytes`. An entry holds the memory of its `Object` even after that was deleted.
     pub fn new(max_bytes: usize) -> Self {
         let weight = max_bytes as u64;
-        Self { by_address: Cache::with_weighter((max_bytes / ESTIMATED_BYTES).max(1), weight, Weight) }
+        let by_address = Cache::with_weighter((max_bytes / ESTIMATED_BYTES).max(1), weight, Weight);
+        Self { by_address, unread: AtomicU32::new(0) }
+    }
+
+    /// Empties the cache if its memory is needed, or if nobody has read it for a minute. To be called each second.
+    pub fn trim(&self, is_needed: bool) {
+        let unread = self.unread.fetch_add(1, Ordering::Relaxed);
+        if is_needed || unread >= MAX_UNREAD {
+            self.by_address.clear();
+        }
     }
 
     /// Returns the bytes that it holds.
@@ -52,6 +68,7 @@ impl Structs {
 
     /// Returns the body of an object, encoded as a `Struct`; none if it cannot be one.
     pub(super) fn get(&self, object: &Arc<Object>) -> Option<Bytes> {
+        self.unread.store(0, Ordering::Relaxed);
         let make = || Ok::<_, std::convert::Infallible>(CachedStruct::of(object));
         match self.by_address.get_or_insert_with(&Arc::as_ptr(object).addr(), make) {
             Ok(body) => body.encoded,
@@ -62,7 +79,7 @@ impl Structs {
 
 impl fmt::Debug for Structs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { by_address } = self;
+        let Self { by_address, .. } = self;
         f.debug_struct("Structs").field("len", &by_address.len()).field("bytes", &by_address.weight()).finish()
     }
 }
@@ -128,5 +145,20 @@ mod tests {
         let none = Structs::new(0);
         assert!(none.get(&objects[0]).is_some());
         assert_eq!(none.by_address.len(), 0);
+    }
+
+    #[test]
+    fn the_cache_is_emptied_when_nobody_reads_it_or_its_memory_is_needed() {
+        let (structs, object) = (Structs::new(64 << 10), object("a", "b"));
+        let first = structs.get(&object).unwrap();
+        for _ in 0..2 {
+            (0..MAX_UNREAD).for_each(|_| structs.trim(false));
+            assert!(is_same(&first, &structs.get(&object).unwrap()), "it was read meanwhile");
+        }
+        (0..=MAX_UNREAD).for_each(|_| structs.trim(false));
+        assert_eq!(structs.bytes(), 0);
+        assert!(structs.get(&object).is_some() && structs.bytes() > 0);
+        structs.trim(true);
+        assert_eq!(structs.bytes(), 0);
     }
 }
