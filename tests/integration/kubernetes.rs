@@ -134,7 +134,7 @@ fn kind() -> ApiKind {
 impl Api {
     /// Starts one whose upstream confirms every state.
     async fn start(objects: &[(&str, &str)]) -> Self {
-        Self::with(Options::default(), MostRecent::new(|at| Box::pin(async { Ok(at) })), false, objects).await
+        Self::with(Options::default(), MostRecent::new(|at| Box::pin(async { Ok(at.safe().clone()) })), false, objects).await
     }
 
     async fn with(options: Options, most_recent: MostRecent, warns: bool, objects: &[(&str, &str)]) -> Self {
@@ -351,7 +351,7 @@ async fn an_object_is_read_with_its_version() {
 
 #[tokio::test]
 async fn objects_of_the_cluster_are_in_no_namespace() {
-    let most_recent = Some(MostRecent::new(|at| Box::pin(async { Ok(at) })));
+    let most_recent = Some(MostRecent::new(|at| Box::pin(async { Ok(at.safe().clone()) })));
     let kind = ApiKind { namespaced: false, ..kind() };
     let kubernetes = Some(Arc::new(KubernetesApi { kind, is_discovered: false, most_recent }));
     let sandbox = Sandbox::start_with(Options { kubernetes, ..Options::default() }, vec![pod("", "a", "")]).await;
@@ -699,7 +699,7 @@ async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
     let counted = Arc::clone(&asked);
     let most_recent = MostRecent::new(move |at| {
         counted.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async { Ok(at) })
+        Box::pin(async { Ok(at.safe().clone()) })
     });
     let api = Api::with(authorized(&directory), most_recent, false, &[("shop", "a"), ("other", "b")]).await;
     let by = async |token: &str, target: &str| {

@@ -39,7 +39,7 @@ use crate::{
 const LISTS: [&str; 2] = ["/api/v1/pods?resourceVersion=0", "/v1/pods"];
 
 fn options(compression: &[Compression]) -> Options {
-    let most_recent = Some(MostRecent::new(|at| Box::pin(async { Ok(at) })));
+    let most_recent = Some(MostRecent::new(|at| Box::pin(async { Ok(at.safe().clone()) })));
     let api = KubernetesApi { kind: ApiKind::new("", "v1", "pods", "Pod"), is_discovered: false, most_recent };
     Options { kubernetes: Some(Arc::new(api)), compression: compression.to_vec(), ..Options::default() }
 }

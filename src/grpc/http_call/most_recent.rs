@@ -33,7 +33,7 @@ pub(super) async fn of(resource: &ServedResource, wait: Duration) -> Result<Opti
             None => {}
         }
         let requested = Instant::now();
-        let at = resource.informer.snapshot().unwrap_or(snapshot).safe_version().clone();
+        let at = resource.informer.snapshot().unwrap_or(snapshot).applied().clone();
         let version = (request.request)(at).await;
         *last = Some(Confirmed { requested, version: version.clone() });
         version
