@@ -107,6 +107,9 @@ struct Header {
     resource: String,
     source: String,
     version: String,
+    /// Version since which nothing had changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unchanged_since: Option<String>,
     objects: u64,
     /// Milliseconds since the beginning of 1970.
     seen_at_ms: Option<u64>,
@@ -195,11 +198,12 @@ impl SnapshotFile {
     }
 
     fn encode<W: Write>(&self, out: W, checkpoint: &Checkpoint, seen_at: Option<SystemTime>) -> io::Result<W> {
-        let Checkpoint { snapshot, proof, .. } = checkpoint;
+        let Checkpoint { snapshot, proof, unchanged_since, .. } = checkpoint;
         let header = Header {
             resource: self.resource.clone(),
             source: self.identity.clone(),
             version: snapshot.safe_version().to_string(),
+            unchanged_since: Some(unchanged_since.to_string()),
             objects: snapshot.len() as u64,
             seen_at_ms: seen_at.map(since_1970_ms),
         };
@@ -261,6 +265,7 @@ fn parse(mut input: impl Read) -> Result<(Header, SavedState), SnapshotFileError
     let damaged = || SnapshotFileError::Damaged("invalid header");
     let header: Header = serde_json::from_slice(&piece).map_err(|_| damaged())?;
     let version: ResourceVersion = header.version.parse().map_err(|_| damaged())?;
+    let unchanged_since = header.unchanged_since.as_deref().map(str::parse).transpose().map_err(|_| damaged())?;
     read_piece(&mut input, &mut piece)?;
     let proof = Bytes::copy_from_slice(&piece);
     let mut objects = Vec::new();
@@ -273,7 +278,7 @@ fn parse(mut input: impl Read) -> Result<(Header, SavedState), SnapshotFileError
         return Err(SnapshotFileError::Damaged("trailing data"));
     }
     let seen_at = header.seen_at_ms.and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
-    Ok((header, SavedState { list: List::new(objects, version), proof, seen_at }))
+    Ok((header, SavedState { list: List { unchanged_since, ..List::new(objects, version) }, proof, seen_at }))
 }
 
 fn since_1970_ms(time: SystemTime) -> u64 {

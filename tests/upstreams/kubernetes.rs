@@ -326,7 +326,8 @@ async fn a_list_after_a_write_has_it() {
         assert_eq!(facade.kubectl("get configmaps -n b -o name").stdout, b"configmap/m\n", "round {round}");
         apiserver.ask("DELETE", &format!("{path}/m"), None).await.unwrap();
         let output = facade.kubectl(&format!("get --raw {path}"));
-        let list: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("round {round}: {output:?}"));
+        let list: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("round {round}: {output:?}"));
         assert_eq!(list["items"], json!([]), "round {round}");
     }
 }
