@@ -1,38 +1,25 @@
 //! `SelfSubjectAccessReview`: answers whether the caller may read objects of a kind, for `kubectl auth can-i` and its like.
 
-use http::{Request, StatusCode};
-use http_body_util::{BodyExt, Limited};
-use serde::Deserialize;
-use serde_json::json;
+use std::time::Duration;
 
-use super::{Answer, RestService, body, kinds, path::Objects, status::Failure};
+use http::{HeaderMap, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::{
+    Answer, RestService,
+    body::{self, RestBody},
+    kinds,
+    path::Objects,
+    status::{Failure, Refused},
+    unless_ended,
+};
 use crate::{
     auth::Operation,
-    grpc::{HttpCall, HttpMethod},
+    grpc::{ApiError, HttpCall, HttpMethod},
     transport::RequestBody,
 };
-
-#[derive(Debug, Default, Deserialize)]
-struct Review {
-    #[serde(default)]
-    spec: Spec,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Spec {
-    resource_attributes: Option<Attributes>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Attributes {
-    namespace: String,
-    verb: String,
-    group: String,
-    resource: String,
-    subresource: String,
-}
 
 /// Largest review, in bytes.
 const MAX_REVIEW: usize = 64 << 10;
@@ -42,49 +29,72 @@ pub(super) async fn answer(rest: &RestService, request: Request<RequestBody>) ->
     let (parts, sent) = request.into_parts();
     let mut request = Request::from_parts(parts, ());
     let mut call = rest.begin(HttpMethod::Review, &mut request).await?;
-    let timeout = rest.service.config().request_timeout;
-    let received = tokio::time::timeout(timeout, Limited::new(sent, MAX_REVIEW).collect()).await;
-    let bytes = match received {
-        Ok(Ok(bytes)) => bytes.to_bytes(),
-        Ok(Err(_)) => return Err(Failure::bad_request("the body is too large, or not complete")),
-        Err(_) => return Err(Failure::bad_request("the body is not complete in time")),
-    };
-    let review: Review = serde_json::from_slice(&bytes).map_err(|error| Failure::bad_request(&error.to_string()))?;
-    let attributes = review.spec.resource_attributes.unwrap_or_default();
-    let allowed = match may(rest, &call, &attributes).await {
-        Ok(allowed) => allowed,
-        Err(refusal) => {
-            call.refuse(&refusal);
-            return Err(Failure::of(&refusal, None));
-        }
-    };
-    let Attributes { namespace, verb, group, resource, subresource } = attributes;
-    let response = body::json(
-        StatusCode::CREATED,
-        &json!({
-            "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
-            "spec": { "resourceAttributes": {
-                "namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": subresource,
-            } },
-            "status": { "allowed": allowed },
-        }),
-    );
+    let reviewed = unless_ended(call.ended(), review(rest, &call, request.headers(), sent)).await;
+    let response = reviewed.map_err(|refused| refused.end(&mut call))?;
     Ok(response.map(|body| body.of_call(call.into_outcome())))
 }
 
+async fn review(
+    rest: &RestService,
+    call: &HttpCall,
+    headers: &HeaderMap,
+    sent: RequestBody,
+) -> Result<Response<RestBody>, Refused> {
+    // As at an API server, none is JSON.
+    let media_type = headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or("x"));
+    if !["", "application/json"].contains(&media_type.split(';').next().unwrap_or_default().trim()) {
+        return Err(Failure::unsupported_media_type().into());
+    }
+    let bytes = receive(call, sent, rest.service.config().request_timeout).await?;
+    let review: Value = serde_json::from_slice(&bytes).map_err(|error| Failure::bad_request(&error.to_string()))?;
+    let spec = &review["spec"];
+    let [resource, other] = ["resourceAttributes", "nonResourceAttributes"].map(|name| &spec[name]);
+    if resource.is_object() == other.is_object() {
+        let message = "exactly one of nonResourceAttributes or resourceAttributes must be specified";
+        return Err(Failure::bad_request(&format!("spec.resourceAttributes: {message}")).into());
+    }
+    let allowed = may(rest, call, resource).await?;
+    Ok(body::json(
+        StatusCode::CREATED,
+        &json!({
+            "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": spec,
+            "status": { "allowed": allowed },
+        }),
+    ))
+}
+
+/// Receives the body of a request.
+async fn receive(call: &HttpCall, mut sent: RequestBody, time: Duration) -> Result<Vec<u8>, Failure> {
+    let all = async {
+        let mut bytes = Vec::new();
+        while let Some(frame) = sent.frame().await {
+            let frame = frame.map_err(|_| Failure::bad_request("the body is not complete"))?;
+            let data = frame.into_data().unwrap_or_default();
+            call.receives(data.len());
+            bytes.extend_from_slice(&data);
+            if bytes.len() > MAX_REVIEW {
+                return Err(Failure::too_large(MAX_REVIEW));
+            }
+        }
+        Ok(bytes)
+    };
+    timeout(time, all).await.unwrap_or_else(|_| Err(Failure::bad_request("the body is not complete in time")))
+}
+
 /// Returns true if the caller may do this here. Nobody may write, or read what this server does not have.
-async fn may(rest: &RestService, call: &HttpCall, attributes: &Attributes) -> Result<bool, crate::grpc::ApiError> {
-    let Attributes { namespace, verb, group, resource, subresource } = attributes;
-    let operation = match &**verb {
+async fn may(rest: &RestService, call: &HttpCall, attributes: &Value) -> Result<bool, ApiError> {
+    let of = |name: &str| attributes[name].as_str().unwrap_or_default();
+    let operation = match of("verb") {
         "get" => Operation::Get,
         "list" => Operation::List,
         "watch" => Operation::Watch,
         _ => return Ok(false),
     };
     let resources: Vec<_> = rest.service.resources().collect();
-    let kind = kinds::all(&resources).into_iter().find(|kind| kind.group == *group && kind.plural == *resource);
-    let Some(kind) = kind.filter(|_| subresource.is_empty()) else { return Ok(false) };
+    let (group, plural) = (of("group"), of("resource"));
+    let kind = kinds::all(&resources).into_iter().find(|kind| kind.group == group && kind.plural == plural);
+    let Some(kind) = kind.filter(|_| of("subresource").is_empty()) else { return Ok(false) };
     let objects = Objects { group: kind.group, version: kind.version, plural: kind.plural, ..Objects::default() };
     let Some((resource, _)) = kinds::find(&rest.service, &objects) else { return Ok(false) };
-    call.may(operation, &resource.name, namespace).await
+    call.may(operation, &resource.name, of("namespace")).await
 }
