@@ -275,6 +275,30 @@ async fn reads_that_wait_hold_at_most_the_share_of_their_peer() {
     }
 }
 
+/// The requests count until their responses are sent: a client may read none of them.
+#[tokio::test]
+async fn unread_responses_keep_their_requests_in_the_share_of_their_peer() {
+    let options = Options { peer_share: 5, ..shared() };
+    let text = "x".repeat(1 << 20);
+    let pods = (0..8).map(|at| pod("shop", &format!("p{at}"), &format!(r#""x":"{text}""#))).collect();
+    let api = Api::of(Sandbox::start_with(options, pods).await).await;
+    let mut registry = Registry::default();
+    api.sandbox.state.register(&mut registry);
+    let request = format!("GET {} HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", LISTS[0], "x".repeat(12_000));
+    let mut streams = Vec::new();
+    for _ in 0..16 {
+        let mut stream = begin(&api, &request).await;
+        assert_eq!(code(&mut stream).await, "200");
+        streams.push(stream);
+    }
+    passes(|| {
+        let mut metrics = String::new();
+        encode(&mut metrics, &registry).unwrap();
+        metrics.lines().any(|line| line.contains("peer_request_memory") && !line.ends_with(" 0"))
+    })
+    .await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn reads_and_watches_have_lines_in_the_audit_log() {
     let directory = TempDir::new().unwrap();
