@@ -5,10 +5,7 @@ use std::{collections::HashSet, fmt::Display, time::Duration};
 use percent_encoding::percent_decode;
 
 use super::status::{Cause, Failure};
-use crate::{
-    config::parse_duration,
-    model::{FieldSelector, LabelSelector, Shard, excerpt},
-};
+use crate::model::{FieldSelector, LabelSelector, Shard, excerpt};
 
 /// Parameters of list and watch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -83,10 +80,9 @@ impl Query {
             }
         }
         if !query.is_watch && !answer_timeout.is_empty() {
-            let timeout = parse_duration(&answer_timeout).map_err(|error| {
-                Failure::bad_request(&format!("invalid timeout specified in the request URL - {error}"))
-            })?;
-            query.answer_timeout = Some(timeout);
+            let message = "invalid timeout specified in the request URL - time: invalid duration";
+            let invalid = || Failure::bad_request(&format!("{message} {:?}", excerpt(&answer_timeout)));
+            query.answer_timeout = Some(duration(&answer_timeout).ok_or_else(invalid)?).filter(|time| !time.is_zero());
         }
         Ok(query)
     }
@@ -173,6 +169,21 @@ fn shard(text: &str) -> Result<Shard, Failure> {
     })
 }
 
+/// Parses a duration as Go does, such as `1m30s` or `1.5s`; `None` for a negative one, too.
+fn duration(text: &str) -> Option<Duration> {
+    const UNITS: [(&str, f64); 7] =
+        [("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("µs", 1e-6), ("ns", 1e-9)];
+    let (mut seconds, mut rest) = (0.0, if text == "0" { "" } else { text });
+    while !rest.is_empty() {
+        let (number, tail) = rest.split_at(rest.find(|c: char| c.is_alphabetic())?);
+        let (unit, tail) = tail.split_at(tail.find(|c: char| !c.is_alphabetic()).unwrap_or(tail.len()));
+        let (_, unit) = UNITS.iter().find(|(name, _)| *name == unit)?;
+        seconds += number.parse::<f64>().ok()? * unit;
+        rest = tail;
+    }
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
 /// Reads a boolean as apimachinery does.
 pub(super) fn boolean(value: &str) -> bool {
     !(value.eq_ignore_ascii_case("false") || value == "0")
@@ -215,7 +226,14 @@ mod tests {
             assert_eq!(parsed, timeout.map(Duration::from_millis), "{text}");
         }
         let waits = |text: &str| Query::parse(text).map(|query| query.answer_timeout).map_err(|failure| failure.code());
-        assert_eq!(waits("timeout=1m30s"), Ok(Some(Duration::from_secs(90))));
+        for (text, millis) in
+            [("1m30s", Some(90_000)), ("1.5s", Some(1500)), ("500ms", Some(500)), ("0s", None), ("", None)]
+        {
+            assert_eq!(waits(&format!("timeout={text}")), Ok(millis.map(Duration::from_millis)), "{text}");
+        }
+        for text in ["5", "s", "1x", "-1s", "1s5", "NaNs", "infs", "1e300h"] {
+            assert_eq!(waits(&format!("timeout={text}")), Err(400), "{text}");
+        }
         assert_eq!((waits("timeout=bad"), waits("timeout=bad&watch=1"), waits("")), (Err(400), Ok(None), Ok(None)));
         assert!(!Query::parse("watch=False").unwrap().is_watch && !Query::parse("").unwrap().is_watch);
     }
