@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   "informerd state\n", version of the format: u32
-//!   header: JSON          resource, source, version and number of objects
+//!   header: JSON          resource, source, version, that of the last change, and number of objects
 //!   proof                 the proof of the upstream's history
 //!   objects               one after the other
 //!   SHA-256 of everything above

@@ -1,9 +1,11 @@
-//! `SelfSubjectAccessReview`: answers whether the caller may read objects of a kind, for `kubectl auth can-i` and its like.
+//! `SelfSubjectAccessReview`: answers whether the caller may read objects of a kind, for `kubectl auth can-i` and its like. It is the only
+//! body that clients send, and those with typed clients of Kubernetes 1.35 and later send protobuf; the answer is JSON, which they accept.
 
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
+use prost::Message;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -21,6 +23,43 @@ use crate::{
     transport::RequestBody,
 };
 
+/// Envelope of a body in protobuf (`runtime.Unknown`), behind its magic bytes.
+#[derive(Clone, PartialEq, Message)]
+struct Envelope {
+    #[prost(bytes = "vec", tag = "2")]
+    raw: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Review {
+    #[prost(message, optional, tag = "2")]
+    spec: Option<Spec>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Spec {
+    #[prost(message, optional, tag = "1")]
+    resource: Option<Attributes>,
+    #[prost(message, optional, tag = "2")]
+    other: Option<Attributes>,
+}
+
+/// Attributes of a resource; of others, the first is the path.
+#[derive(Clone, PartialEq, Message)]
+struct Attributes {
+    #[prost(string, tag = "1")]
+    namespace: String,
+    #[prost(string, tag = "2")]
+    verb: String,
+    #[prost(string, tag = "3")]
+    group: String,
+    #[prost(string, tag = "5")]
+    resource: String,
+    #[prost(string, tag = "6")]
+    subresource: String,
+}
+
+const MAGIC: &[u8] = b"k8s\0";
 /// Largest review, in bytes.
 const MAX_REVIEW: usize = 64 << 10;
 
@@ -40,13 +79,15 @@ async fn review(
     headers: &HeaderMap,
     sent: RequestBody,
 ) -> Result<Response<RestBody>, Refused> {
-    // As at an API server, none is JSON.
     let media_type = headers.get(header::CONTENT_TYPE).map_or("", |value| value.to_str().unwrap_or("x"));
-    if !["", "application/json"].contains(&media_type.split(';').next().unwrap_or_default().trim()) {
-        return Err(Failure::unsupported_media_type().into());
-    }
+    let parse = match media_type.split(';').next().unwrap_or_default().trim() {
+        // As at an API server, none is JSON.
+        "" | "application/json" => |bytes: &[u8]| serde_json::from_slice(bytes).map_err(|error| error.to_string()),
+        "application/vnd.kubernetes.protobuf" => of_protobuf,
+        _ => return Err(Failure::unsupported_media_type().into()),
+    };
     let bytes = receive(call, sent, rest.service.config().request_timeout).await?;
-    let review: Value = serde_json::from_slice(&bytes).map_err(|error| Failure::bad_request(&error.to_string()))?;
+    let review = parse(&bytes).map_err(|error| Failure::bad_request(&error))?;
     let spec = &review["spec"];
     let [resource, other] = ["resourceAttributes", "nonResourceAttributes"].map(|name| &spec[name]);
     if resource.is_object() == other.is_object() {
@@ -61,6 +102,18 @@ async fn review(
             "status": { "allowed": allowed },
         }),
     ))
+}
+
+/// Converts a review in protobuf to one in JSON.
+fn of_protobuf(bytes: &[u8]) -> Result<Value, String> {
+    let bytes = bytes.strip_prefix(MAGIC).ok_or("the body has not the magic bytes of protobuf")?;
+    let decoded = Envelope::decode(bytes).and_then(|envelope| Review::decode(&*envelope.raw));
+    let Spec { resource, other } = decoded.map_err(|error| error.to_string())?.spec.unwrap_or_default();
+    let resource = resource.map(|Attributes { namespace, verb, group, resource, subresource }| {
+        json!({ "namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": subresource })
+    });
+    let other = other.map(|Attributes { namespace: path, verb, .. }| json!({ "path": path, "verb": verb }));
+    Ok(json!({ "spec": { "resourceAttributes": resource, "nonResourceAttributes": other } }))
 }
 
 /// Receives the body of a request.

@@ -162,7 +162,8 @@ impl Failure {
     pub(super) fn unsupported_media_type() -> Self {
         Self::new(
             415,
-            "the body of the request was in an unknown format - accepted media types include: application/json",
+            "the body of the request was in an unknown format - accepted media types include: application/json, \
+             application/vnd.kubernetes.protobuf",
         )
     }
 

@@ -201,8 +201,23 @@ async fn a_review_is_answered_or_refused_with_its_reason() {
             assert_eq!((&review["spec"], &review["status"]["allowed"]), (&given["spec"], &Value::Bool(allowed)));
         }
     }
+    // As kubectl 1.37 sends it: of a verb, which has four letters, in the namespace a.
+    for (verb, resource, allowed) in [("list", "pods", true), ("bind", "pods", false), ("list", "jobs", false)] {
+        let body = format!(
+            "k8s\0\n2\n\x17authorization.k8s.io/v1\x12\x17SelfSubjectAccessReview\x127\n\x10\n\0\x12\0\x1a\0\"\0*\x002\08\0B\0\x12\x19\n\x17\n\
+             \x01a\x12\x04{verb}\x1a\0\"\0*\x04{resource}2\0:\0\x1a\x08\x08\0\x12\0\x1a\0 \0\x1a\0\"\0"
+        );
+        let headers = [("Content-Type", "application/vnd.kubernetes.protobuf")];
+        let answer = ask(api.address, "POST", REVIEWS, &headers, &body).await;
+        let review: Value = serde_json::from_str(&answer.text).unwrap();
+        assert_eq!((answer.code, &review["status"]["allowed"]), (201, &Value::Bool(allowed)), "{review}");
+        assert_eq!(review["spec"]["resourceAttributes"]["namespace"], "a");
+    }
     let refused = [
-        ("application/vnd.kubernetes.protobuf", of(list), 415, "UnsupportedMediaType"),
+        ("application/vnd.kubernetes.protobuf", of(list), 400, "BadRequest"),
+        ("application/vnd.kubernetes.protobuf", "k8s\0\n".to_owned(), 400, "BadRequest"),
+        ("application/vnd.kubernetes.protobuf", "k8s\0".to_owned(), 400, "BadRequest"),
+        ("application/yaml", of(list), 415, "UnsupportedMediaType"),
         ("text/plain", of(list), 415, "UnsupportedMediaType"),
         ("", "[".repeat(60_000), 400, "BadRequest"),
         ("", String::new(), 400, "BadRequest"),
@@ -224,7 +239,7 @@ async fn a_review_is_answered_or_refused_with_its_reason() {
         let line = metrics.lines().filter(of_reviews).find(|line| line.contains(code));
         line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     };
-    assert_eq!(["OK", "InvalidArgument", "Canceled"].map(of_code), [6, refused.len(), 0], "{metrics}");
+    assert_eq!(["OK", "InvalidArgument", "Canceled"].map(of_code), [9, refused.len(), 0], "{metrics}");
 }
 
 /// A quarter of the smallest account is a MiB.

@@ -55,6 +55,8 @@ const COMMANDS: &[&str] = &[
     "get nodes -o json",
     "get services -A -o json",
     "get deployments -n a -o json",
+    "auth can-i list pods -n a",
+    "auth can-i get nodes/n1 -q",
     "get nothing",
     "get pod none -n a",
     "describe pod p1 -n a",

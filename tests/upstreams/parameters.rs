@@ -155,7 +155,7 @@ impl Draw {
         add(
             55,
             "resourceVersion",
-            &["", "0", "0", &current, &current, &old, &old, &before, &future, "x", "-1", "1.0", "01", "00"],
+            &["", "0", "0", &current, &current, &old, &old, &before, &future, "x", "-1", "1.0", "01"],
         );
         add(35, "resourceVersionMatch", &["Exact", "Exact", "NotOlderThan", "NotOlderThan", "exact", "x", ""]);
         add(
@@ -198,12 +198,17 @@ impl Draw {
         add(10, "pretty", &["true", "false", "x"]);
         add(10, "unknown", &["1"]);
         add(8, "includeObject", &["None", "Metadata", "Object", "x"]);
-        add(10, "timeout", &["5s", "1m30s", "1.5s", "0s", "bad", "5", ""]);
+        add(10, "timeout", &["20s", "1m30s", "30.5s", "0s", "bad", "5", ""]);
         add(5, "limit", &["3"]);
         add(5, "resourceVersion", &["0"]);
         if draw.is_watch() {
             // Over at once, with some or all of the initial events, or an error in place of them.
             draw.parameters.retain(|parameter| *parameter != ("timeoutSeconds", "-1".to_owned()));
+        }
+        if draw.is_watch() && draw.get("resourceVersion") == Some(&*future) {
+            // informerd waits for that version as long as the watch lasts.
+            draw.parameters.retain(|(key, _)| *key != "timeoutSeconds");
+            draw.parameters.push(("timeoutSeconds", "1".to_owned()));
         }
         if random.u8(0..100) < 20 {
             use Token::{Damaged, Foreign, OtherKind, Own, Text};
