@@ -20,8 +20,6 @@ pub(super) struct Query {
     pub(super) token: String,
     pub(super) allows_bookmarks: bool,
     pub(super) sends_initial_events: Option<bool>,
-    /// Longest time until the answer of another request, if its client names one.
-    pub(super) answer_timeout: Option<Duration>,
     /// Time after which a watch ends; none for one of the server's own.
     pub(super) timeout: Option<Duration>,
     pub(super) include_object: String,
@@ -44,11 +42,11 @@ impl Query {
 
     /// Parses the query of a request for one object, which has fewer parameters.
     pub(super) fn parse_get(text: &str) -> Result<Self, Failure> {
-        Self::parse_of(text, |key| ["resourceVersion", MATCH, "includeObject", "timeout"].contains(&key))
+        Self::parse_of(text, |key| ["resourceVersion", MATCH, "includeObject"].contains(&key))
     }
 
     fn parse_of(text: &str, is_known: impl Fn(&str) -> bool) -> Result<Self, Failure> {
-        let (mut query, mut seen, mut answer_timeout) = (Self::default(), HashSet::new(), String::new());
+        let (mut query, mut seen) = (Self::default(), HashSet::new());
         for pair in pairs(text) {
             let (key, value) = pair?;
             if !is_known(&key) || !seen.insert(key.clone()) {
@@ -59,7 +57,7 @@ impl Query {
                 "labelSelector" => query.label_selector = value,
                 "fieldSelector" => query.field_selector = value,
                 "resourceVersion" if value.trim_start_matches('0').is_empty() => {
-                    query.resource_version = value.chars().take(1).collect()
+                    query.resource_version = value.chars().take(1).collect();
                 }
                 "resourceVersion" => query.resource_version = value,
                 MATCH => query.version_match = value,
@@ -73,16 +71,10 @@ impl Query {
                     let timeout = u64::try_from(seconds).map_or(Duration::from_millis(1), Duration::from_secs);
                     query.timeout = (seconds != 0).then_some(timeout);
                 }
-                "timeout" => answer_timeout = value,
                 "includeObject" => query.include_object = value,
                 "shardSelector" if !value.is_empty() => query.shard = Some(shard(&value)?),
                 _ => {}
             }
-        }
-        if !query.is_watch && !answer_timeout.is_empty() {
-            let message = "invalid timeout specified in the request URL - time: invalid duration";
-            let invalid = || Failure::bad_request(&format!("{message} {:?}", excerpt(&answer_timeout)));
-            query.answer_timeout = Some(duration(&answer_timeout).ok_or_else(invalid)?).filter(|time| !time.is_zero());
         }
         Ok(query)
     }
@@ -169,6 +161,15 @@ fn shard(text: &str) -> Result<Shard, Failure> {
     })
 }
 
+/// Returns the longest time until the answer, if the query names one.
+pub(super) fn answer_timeout(text: &str) -> Result<Option<Duration>, Failure> {
+    let given = pairs(text).flatten().find(|(key, value)| key == "timeout" && !value.is_empty());
+    let Some((_, given)) = given else { return Ok(None) };
+    let message = "invalid timeout specified in the request URL - time: invalid duration";
+    let time = duration(&given).ok_or_else(|| Failure::bad_request(&format!("{message} {:?}", excerpt(&given))))?;
+    Ok(Some(time).filter(|time| !time.is_zero()))
+}
+
 /// Parses a duration as Go does, such as `1m30s` or `1.5s`; `None` for a negative one, too.
 fn duration(text: &str) -> Option<Duration> {
     const UNITS: [(&str, f64); 7] =
@@ -225,7 +226,7 @@ mod tests {
             let parsed = Query::parse(&format!("timeoutSeconds={text}")).unwrap().timeout;
             assert_eq!(parsed, timeout.map(Duration::from_millis), "{text}");
         }
-        let waits = |text: &str| Query::parse(text).map(|query| query.answer_timeout).map_err(|failure| failure.code());
+        let waits = |text: &str| answer_timeout(text).map_err(|failure| failure.code());
         for (text, millis) in
             [("1m30s", Some(90_000)), ("1.5s", Some(1500)), ("500ms", Some(500)), ("0s", None), ("", None)]
         {
@@ -234,7 +235,7 @@ mod tests {
         for text in ["5", "s", "1x", "-1s", "1s5", "NaNs", "infs", "1e300h"] {
             assert_eq!(waits(&format!("timeout={text}")), Err(400), "{text}");
         }
-        assert_eq!((waits("timeout=bad"), waits("timeout=bad&watch=1"), waits("")), (Err(400), Ok(None), Ok(None)));
+        assert_eq!((waits("timeout=bad"), waits("x=y")), (Err(400), Ok(None)));
         assert!(!Query::parse("watch=False").unwrap().is_watch && !Query::parse("").unwrap().is_watch);
     }
 

@@ -12,7 +12,7 @@ use super::{
     encode::Encoder,
     kinds,
     path::Objects,
-    query::Query,
+    query::{self, Query},
     status::{About, Failure, Refused},
     unless_ended,
 };
@@ -75,6 +75,11 @@ async fn read(
         Ok(query) if query.is_watch => (Operation::Watch, "watch"),
         _ => (Operation::List, "list"),
     };
+    if operation != Operation::Watch
+        && let Some(timeout) = query::answer_timeout(request.uri().query().unwrap_or_default())?
+    {
+        call.waits_at_most(timeout);
+    }
     let Some((resource, kind)) = kinds::find(&rest.service, objects) else {
         return Err(unknown(call, objects, (operation, verb)).await.into());
     };
@@ -87,9 +92,6 @@ async fn read(
     }
     if !query.is_any_version() {
         call.waits_at_most(MAX_FRESH_WAIT);
-    }
-    if let Some(timeout) = query.answer_timeout {
-        call.waits_at_most(timeout);
     }
     let headers = request.headers();
     let reader = Reader { rest, resource: &resource, kind: &kind, objects, query: &query, headers, form };

@@ -462,6 +462,10 @@ fn strip(draw: &Draw, document: &mut Value) {
         }
     }
     if document["kind"] == "PartialObjectMetadataList" {
+        // As Go writes an empty list that it has not filled.
+        if document["items"].is_null() {
+            document["items"] = json!([]);
+        }
         // Here they have none, as in protobuf: client-go compares them with those of watches.
         for item in document["items"].as_array_mut().into_iter().flatten() {
             let item = item.as_object_mut().unwrap();
