@@ -333,12 +333,6 @@ impl Snapshot {
         self.applied.version()
     }
 
-    /// Returns both versions.
-    #[cfg(feature = "kubernetes-api")]
-    pub(crate) fn applied(&self) -> &AppliedVersion {
-        &self.applied
-    }
-
     /// Returns the version to watch from: the previous one, while more changes may come at the version of this state.
     pub fn safe_version(&self) -> &ResourceVersion {
         self.applied.safe()

@@ -108,7 +108,6 @@ struct Header {
     source: String,
     version: String,
     /// Version since which nothing had changed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     unchanged_since: Option<String>,
     objects: u64,
     /// Milliseconds since the beginning of 1970.

@@ -38,7 +38,7 @@ pub(super) fn version() -> Value {
 pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>, target: &Target) -> Answer {
     let mut call = rest.begin(HttpMethod::Discover, &mut request).await?;
     let seen = unless_ended(call.ended(), async { Ok(call.seen().await?) }).await;
-    let seen = seen.map_err(|refused| refused.end(&mut call))?;
+    let seen = seen.map_err(|refused| refused.end(&mut call, None))?;
     let kinds = kinds::all(&seen);
     let is_aggregated = request.headers().get_all(header::ACCEPT).iter().any(accepts_aggregated);
     let response = match target {

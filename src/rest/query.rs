@@ -161,30 +161,6 @@ fn shard(text: &str) -> Result<Shard, Failure> {
     })
 }
 
-/// Returns the longest time until the answer, if the query names one.
-pub(super) fn answer_timeout(text: &str) -> Result<Option<Duration>, Failure> {
-    let given = pairs(text).flatten().find(|(key, value)| key == "timeout" && !value.is_empty());
-    let Some((_, given)) = given else { return Ok(None) };
-    let message = "invalid timeout specified in the request URL - time: invalid duration";
-    let time = duration(&given).ok_or_else(|| Failure::bad_request(&format!("{message} {:?}", excerpt(&given))))?;
-    Ok(Some(time).filter(|time| !time.is_zero()))
-}
-
-/// Parses a duration as Go does, such as `1m30s` or `1.5s`; `None` for a negative one, too.
-fn duration(text: &str) -> Option<Duration> {
-    const UNITS: [(&str, f64); 7] =
-        [("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("µs", 1e-6), ("ns", 1e-9)];
-    let (mut seconds, mut rest) = (0.0, if text == "0" { "" } else { text });
-    while !rest.is_empty() {
-        let (number, tail) = rest.split_at(rest.find(|c: char| c.is_alphabetic())?);
-        let (unit, tail) = tail.split_at(tail.find(|c: char| !c.is_alphabetic()).unwrap_or(tail.len()));
-        let (_, unit) = UNITS.iter().find(|(name, _)| *name == unit)?;
-        seconds += number.parse::<f64>().ok()? * unit;
-        rest = tail;
-    }
-    Duration::try_from_secs_f64(seconds).ok()
-}
-
 /// Reads a boolean as apimachinery does.
 pub(super) fn boolean(value: &str) -> bool {
     !(value.eq_ignore_ascii_case("false") || value == "0")
@@ -226,16 +202,6 @@ mod tests {
             let parsed = Query::parse(&format!("timeoutSeconds={text}")).unwrap().timeout;
             assert_eq!(parsed, timeout.map(Duration::from_millis), "{text}");
         }
-        let waits = |text: &str| answer_timeout(text).map_err(|failure| failure.code());
-        for (text, millis) in
-            [("1m30s", Some(90_000)), ("1.5s", Some(1500)), ("500ms", Some(500)), ("0s", None), ("", None)]
-        {
-            assert_eq!(waits(&format!("timeout={text}")), Ok(millis.map(Duration::from_millis)), "{text}");
-        }
-        for text in ["5", "s", "1x", "-1s", "1s5", "NaNs", "infs", "1e300h"] {
-            assert_eq!(waits(&format!("timeout={text}")), Err(400), "{text}");
-        }
-        assert_eq!((waits("timeout=bad"), waits("x=y")), (Err(400), Ok(None)));
         assert!(!Query::parse("watch=False").unwrap().is_watch && !Query::parse("").unwrap().is_watch);
     }
 

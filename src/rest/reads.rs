@@ -12,7 +12,7 @@ use super::{
     encode::Encoder,
     kinds,
     path::Objects,
-    query::{self, Query},
+    query::Query,
     status::{About, Failure, Refused},
     unless_ended,
 };
@@ -39,16 +39,16 @@ const LINE_END: &[u8] = b"\n";
 pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>, objects: &Objects) -> Answer {
     let parameters = request.uri().query().unwrap_or_default();
     let query = if objects.name.is_empty() { Query::parse(parameters) } else { Query::parse_get(parameters) };
-    let method = match &query {
-        _ if !objects.name.is_empty() => HttpMethod::Get,
-        Ok(query) if query.is_watch => HttpMethod::Watch,
-        _ => HttpMethod::List,
+    let (method, operation, verb) = match &query {
+        _ if !objects.name.is_empty() => (HttpMethod::Get, Operation::Get, "get"),
+        Ok(query) if query.is_watch => (HttpMethod::Watch, Operation::Watch, "watch"),
+        _ => (HttpMethod::List, Operation::List, "list"),
     };
     let mut call = rest.begin(method, &mut request).await?;
     let (ended, span) = (call.ended(), call.span());
-    let answered = Box::pin(read(rest, &mut call, &request, objects, query)).instrument(span);
-    let answered = unless_ended(ended, answered).await;
-    let Read { body, warning } = answered.map_err(|refused| refused.end(&mut call))?;
+    let reading = read(rest, &mut call, &request, objects, (query, operation, verb));
+    let answered = unless_ended(ended, Box::pin(reading).instrument(span)).await;
+    let Read { body, warning } = answered.map_err(|refused| refused.end(&mut call, None))?;
     let mut response = body.into_response(request.method(), call.into_outcome(), "application/json");
     if let Some(warning) = warning {
         response.headers_mut().insert(header::WARNING, warning);
@@ -68,18 +68,8 @@ async fn read(
     call: &mut HttpCall,
     request: &Request<RequestBody>,
     objects: &Objects,
-    query: Result<Query, Failure>,
+    (query, operation, verb): (Result<Query, Failure>, Operation, &'static str),
 ) -> Result<Read, Refused> {
-    let (operation, verb) = match &query {
-        _ if !objects.name.is_empty() => (Operation::Get, "get"),
-        Ok(query) if query.is_watch => (Operation::Watch, "watch"),
-        _ => (Operation::List, "list"),
-    };
-    if operation != Operation::Watch
-        && let Some(timeout) = query::answer_timeout(request.uri().query().unwrap_or_default())?
-    {
-        call.waits_at_most(timeout);
-    }
     let Some((resource, kind)) = kinds::find(&rest.service, objects) else {
         return Err(unknown(call, objects, (operation, verb)).await.into());
     };
@@ -101,8 +91,9 @@ async fn read(
         _ => reader.list(call).await,
     };
     read.map_err(|refused| {
-        let Objects { namespace, name, .. } = objects;
-        refused.end_of(call, |call| Some(About { kind: &kind, verb, namespace, name, user: call.user() })).into()
+        let (Objects { namespace, name, .. }, user) = (objects, call.user().map(str::to_owned));
+        let about = About { kind: &kind, verb, namespace, name, user: user.as_deref() };
+        refused.end(call, Some(about)).into()
     })
 }
 

@@ -53,7 +53,7 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
         begin(rest, &call, request.headers(), resource, parameters).await
     };
     let begun = unless_ended(ended, Box::pin(answering).instrument(call.span())).await;
-    let body = begun.map_err(|refused| refused.end(&mut call))?;
+    let body = begun.map_err(|refused| refused.end(&mut call, None))?;
     let is_watch = resource.read == ResourceRead::Watch;
     let content_type = if is_watch { "text/event-stream" } else { "application/json" };
     let mut response = body.into_response(request.method(), call.into_outcome(), content_type);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use prost::Message;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -30,22 +31,22 @@ struct Envelope {
     raw: Vec<u8>,
 }
 
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message, Serialize)]
 struct Review {
     #[prost(message, optional, tag = "2")]
     spec: Option<Spec>,
 }
 
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Spec {
     #[prost(message, optional, tag = "1")]
-    resource: Option<Attributes>,
+    resource_attributes: Option<Attributes>,
     #[prost(message, optional, tag = "2")]
-    other: Option<Attributes>,
+    non_resource_attributes: Option<Other>,
 }
 
-/// Attributes of a resource; of others, the first is the path.
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message, Serialize)]
 struct Attributes {
     #[prost(string, tag = "1")]
     namespace: String,
@@ -59,6 +60,12 @@ struct Attributes {
     subresource: String,
 }
 
+#[derive(Clone, PartialEq, Message, Serialize)]
+struct Other {
+    #[prost(string, tag = "1")]
+    path: String,
+}
+
 const MAGIC: &[u8] = b"k8s\0";
 /// Largest review, in bytes.
 const MAX_REVIEW: usize = 64 << 10;
@@ -69,7 +76,7 @@ pub(super) async fn answer(rest: &RestService, request: Request<RequestBody>) ->
     let mut request = Request::from_parts(parts, ());
     let mut call = rest.begin(HttpMethod::Review, &mut request).await?;
     let reviewed = unless_ended(call.ended(), review(rest, &call, request.headers(), sent)).await;
-    let response = reviewed.map_err(|refused| refused.end(&mut call))?;
+    let response = reviewed.map_err(|refused| refused.end(&mut call, None))?;
     Ok(response.map(|body| body.of_call(call.into_outcome())))
 }
 
@@ -84,7 +91,7 @@ async fn review(
         // As at an API server, none is JSON.
         "" | "application/json" => |bytes: &[u8]| serde_json::from_slice(bytes).map_err(|error| error.to_string()),
         "application/vnd.kubernetes.protobuf" => of_protobuf,
-        _ => return Err(Failure::unsupported_media_type().into()),
+        _ => return Err(Failure::new(415, "the body of the request is neither JSON nor protobuf").into()),
     };
     let bytes = receive(call, sent, rest.service.config().request_timeout).await?;
     let review = parse(&bytes).map_err(|error| Failure::bad_request(&error))?;
@@ -108,12 +115,7 @@ async fn review(
 fn of_protobuf(bytes: &[u8]) -> Result<Value, String> {
     let bytes = bytes.strip_prefix(MAGIC).ok_or("the body has not the magic bytes of protobuf")?;
     let decoded = Envelope::decode(bytes).and_then(|envelope| Review::decode(&*envelope.raw));
-    let Spec { resource, other } = decoded.map_err(|error| error.to_string())?.spec.unwrap_or_default();
-    let resource = resource.map(|Attributes { namespace, verb, group, resource, subresource }| {
-        json!({ "namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": subresource })
-    });
-    let other = other.map(|Attributes { namespace: path, verb, .. }| json!({ "path": path, "verb": verb }));
-    Ok(json!({ "spec": { "resourceAttributes": resource, "nonResourceAttributes": other } }))
+    serde_json::to_value(decoded.map_err(|error| error.to_string())?).map_err(|error| error.to_string())
 }
 
 /// Receives the body of a request.
@@ -126,7 +128,10 @@ async fn receive(call: &HttpCall, mut sent: RequestBody, time: Duration) -> Resu
             call.receives(data.len());
             bytes.extend_from_slice(&data);
             if bytes.len() > MAX_REVIEW {
-                return Err(Failure::too_large(MAX_REVIEW));
+                return Err(Failure::new(
+                    413,
+                    format!("the body of the request is too large (limit: {MAX_REVIEW} bytes)"),
+                ));
             }
         }
         Ok(bytes)

@@ -68,16 +68,7 @@ const RETRY: &str = "retryAfterSeconds";
 
 impl Refused {
     /// Ends the call, and returns the error that its client gets.
-    pub(super) fn end(self, call: &mut HttpCall) -> Failure {
-        self.end_of(call, |_| None)
-    }
-
-    /// Ends a call whose request the error describes.
-    pub(super) fn end_of<'a>(
-        self,
-        call: &'a mut HttpCall,
-        about: impl FnOnce(&'a HttpCall) -> Option<About<'a>>,
-    ) -> Failure {
+    pub(super) fn end(self, call: &mut HttpCall, about: Option<About<'_>>) -> Failure {
         match self {
             Self::Failure(failure) => {
                 call.ends(failure.grpc_code());
@@ -85,7 +76,7 @@ impl Refused {
             }
             Self::Refusal(refusal) => {
                 call.refuse(&refusal);
-                Failure::of(&refusal, about(call))
+                Failure::of(&refusal, about)
             }
         }
     }
@@ -134,7 +125,7 @@ impl About<'_> {
 // === impl Failure ===
 
 impl Failure {
-    fn new(code: u16, message: impl Into<String>) -> Self {
+    pub(super) fn new(code: u16, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: json!({}) }
     }
 
@@ -157,18 +148,6 @@ impl Failure {
 
     pub(super) fn not_acceptable() -> Self {
         Self::new(406, "only the following media types are accepted: application/json")
-    }
-
-    pub(super) fn unsupported_media_type() -> Self {
-        Self::new(
-            415,
-            "the body of the request was in an unknown format - accepted media types include: application/json, \
-             application/vnd.kubernetes.protobuf",
-        )
-    }
-
-    pub(super) fn too_large(most: usize) -> Self {
-        Self::new(413, format!("the body of the request is too large (limit: {most} bytes)"))
     }
 
     pub(super) fn method_not_allowed() -> Self {

@@ -546,6 +546,13 @@ const DIFFERENCES: &[Difference] = &[
         is_it: |draw, _, ours| draw.get("resourceVersion").is_some() && ours.has_failed_with(410),
     },
     Difference {
+        name: "timeout, the limit that a client has itself, is ignored",
+        example: ("/api/v1/nodes/n1?timeout=bad", ""),
+        is_it: |draw, theirs, _| {
+            ["bad", "5"].contains(&draw.get("timeout").unwrap_or_default()) && theirs.status == 400
+        },
+    },
+    Difference {
         name: "there is no next page that would be empty",
         example: ("/api/v1/namespaces/a/pods?limit=1&labelSelector=app%3Dweb", ""),
         is_it: |_, theirs, ours| ours.with("/metadata", "continue", "some") == theirs.document(),
