@@ -44,11 +44,11 @@ use self::{
     events::{EventEncoder, EventForm},
     path::{ResourceRead, Target},
     query::Query,
-    status::Failure,
+    status::{Failure, Refused},
 };
 use crate::{
     admin::foreign_host,
-    grpc::{HttpCall, HttpMethod, Service},
+    grpc::{ApiError, HttpCall, HttpMethod, Service},
     proto::Compression,
     transport::{Peer, RequestBody},
 };
@@ -65,6 +65,23 @@ pub struct RestService {
 
 /// Answer to a request, or the error that the client gets.
 type Answer = Result<Response<RestBody>, Failure>;
+
+/// Awaits what answers a call.
+///
+/// # Errors
+///
+/// If the call must [end](HttpCall::ended) before.
+async fn unless_ended<T>(
+    ended: impl Future<Output = ApiError>,
+    answering: impl Future<Output = Result<T, Refused>>,
+) -> Result<T, Refused> {
+    // Cancel-safe: the call ends if the other arm wins.
+    tokio::select! {
+        biased;
+        answered = answering => answered,
+        refusal = ended => Err(refusal.into()),
+    }
+}
 
 // === impl RestService ===
 

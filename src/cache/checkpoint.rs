@@ -12,6 +12,7 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Snapshot;
+use crate::model::ResourceVersion;
 
 /// State, and the proof of its upstream's history.
 #[derive(Debug, Clone)]
@@ -20,6 +21,8 @@ pub struct Checkpoint {
     pub snapshot: Snapshot,
     /// Proof by which the source recognises this history ([`WarmStart::proof`](super::WarmStart::proof)).
     pub proof: Bytes,
+    /// Version since which nothing has changed up to that of the state.
+    pub unchanged_since: ResourceVersion,
     /// True if no change has come ahead of the state's version.
     pub is_whole: bool,
 }

@@ -269,9 +269,11 @@ impl<F: Frame> Writer<F> {
                 Delta::Checkpoint { proof, reply } => {
                     // The next run has no history, so the upstream has to repeat the changes ahead of the version.
                     if let Some(live) = &self.live {
-                        let ahead = self.shared.past.history().lock().ahead();
+                        let history = self.shared.past.history().lock();
+                        let (ahead, unchanged_since) = (history.ahead(), history.unchanged_since().clone());
                         let snapshot = live.indexer.snapshot().before(&ahead);
-                        checkpoints.push((reply, Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }));
+                        let is_whole = ahead.is_empty();
+                        checkpoints.push((reply, Checkpoint { snapshot, proof, unchanged_since, is_whole }));
                     }
                 }
                 Delta::Relist(events, deletion) => batches.extend(self.relist(events, deletion, now)),
@@ -380,12 +382,12 @@ impl<F: Frame> Writer<F> {
 
     /// Begins with a first list, or with the snapshot of the previous run.
     fn start(&mut self, list: List, state: SyncState) {
-        let version = list.version.clone();
+        let (version, unchanged_since) = (list.version.clone(), list.unchanged_since.clone());
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
         let what = if state == SyncState::Stale { "serving the snapshot of the previous run" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
         let history = History::new(self.config.history, HistoryPosition { version, offset: 0 });
-        self.begin_history(&indexer, &End::HistoryRewritten, history);
+        self.begin_history(&indexer, &End::HistoryRewritten, history.reaching_back_to(unchanged_since));
         let (unrepeated, ahead) = (UnrepeatedChanges::default(), ChangesAhead::default());
         self.live = Some(SyncedParts { indexer, unrepeated, ahead, reported_state: state });
     }

@@ -26,6 +26,8 @@ pub struct List {
     /// True if the previous run may have sent clients changes above the version reached now, and this list hides their outcome:
     /// no client can resume from an older version.
     pub expires_older: bool,
+    /// Version since which nothing has changed, of a saved state: clients resume from it, too.
+    pub unchanged_since: Option<ResourceVersion>,
 }
 
 /// Identity of an item of a list that cannot be read, as far as that can be. One with neither may be any object, so that no absence
@@ -72,6 +74,7 @@ impl List {
             new_namespaces: Vec::new(),
             lost_namespaces: Vec::new(),
             expires_older: false,
+            unchanged_since: None,
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   "informerd state\n", version of the format: u32
-//!   header: JSON          resource, source, version and number of objects
+//!   header: JSON          resource, source, version, that of the last change, and number of objects
 //!   proof                 the proof of the upstream's history
 //!   objects               one after the other
 //!   SHA-256 of everything above
@@ -107,6 +107,8 @@ struct Header {
     resource: String,
     source: String,
     version: String,
+    /// Version since which nothing had changed.
+    unchanged_since: Option<String>,
     objects: u64,
     /// Milliseconds since the beginning of 1970.
     seen_at_ms: Option<u64>,
@@ -195,11 +197,12 @@ impl SnapshotFile {
     }
 
     fn encode<W: Write>(&self, out: W, checkpoint: &Checkpoint, seen_at: Option<SystemTime>) -> io::Result<W> {
-        let Checkpoint { snapshot, proof, .. } = checkpoint;
+        let Checkpoint { snapshot, proof, unchanged_since, .. } = checkpoint;
         let header = Header {
             resource: self.resource.clone(),
             source: self.identity.clone(),
             version: snapshot.safe_version().to_string(),
+            unchanged_since: Some(unchanged_since.to_string()),
             objects: snapshot.len() as u64,
             seen_at_ms: seen_at.map(since_1970_ms),
         };
@@ -259,6 +262,7 @@ fn parse(mut input: impl BufRead) -> Result<(Header, SavedState), SnapshotFileEr
     let damaged = || SnapshotFileError::Damaged("invalid header");
     let header: Header = read_piece(&mut input, |piece| serde_json::from_slice(piece).map_err(|_| damaged()))??;
     let version: ResourceVersion = header.version.parse().map_err(|_| damaged())?;
+    let unchanged_since = header.unchanged_since.as_deref().map(str::parse).transpose().map_err(|_| damaged())?;
     let proof = read_piece(&mut input, Bytes::copy_from_slice)?;
     let mut objects = Vec::new();
     for _ in 0..header.objects {
@@ -269,7 +273,7 @@ fn parse(mut input: impl BufRead) -> Result<(Header, SavedState), SnapshotFileEr
         return Err(SnapshotFileError::Damaged("trailing data"));
     }
     let seen_at = header.seen_at_ms.and_then(|ms| UNIX_EPOCH.checked_add(Duration::from_millis(ms)));
-    Ok((header, SavedState { list: List::new(objects, version), proof, seen_at }))
+    Ok((header, SavedState { list: List { unchanged_since, ..List::new(objects, version) }, proof, seen_at }))
 }
 
 fn since_1970_ms(time: SystemTime) -> u64 {

@@ -4,7 +4,11 @@
 mod listing;
 mod most_recent;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use http::Request;
 use tonic::{Code, Status};
@@ -39,6 +43,8 @@ pub(crate) struct HttpCall {
     service: Service,
     call: Call,
     outcome: Outcome,
+    /// Memory of the request; none for a watch, which has limits of its own.
+    charge: Option<RequestCharge>,
     span: Span,
 }
 
@@ -47,9 +53,7 @@ pub(crate) struct HttpCall {
 pub(crate) struct Outcome {
     observer: Option<RpcObserver>,
     audited: Option<AuditedCall>,
-    _peer: PeerCall,
-    /// Memory of the request; none for a watch, which has limits of its own.
-    _request: Option<RequestCharge>,
+    peer: PeerCall,
 }
 
 /// Method of a call, for metrics and the audit log: of the Kubernetes API, and of resources under their own names.
@@ -163,9 +167,13 @@ impl HttpCall {
         if let (Some(stream), Some(owner)) = (&call.stream, call.caller().origin()) {
             stream.belongs_to(owner);
         }
-        let request = (!method.is_watch()).then_some(charge);
-        let outcome = Outcome { observer, audited, _peer: peer, _request: request };
-        Ok(Self { service: service.clone(), call, outcome, span: Span::none() })
+        let charge = (!method.is_watch()).then_some(charge);
+        let peer = match &charge {
+            Some(charge) => peer.holding(charge.clone(), service.metrics().refused().clone()),
+            None => peer,
+        };
+        let outcome = Outcome { observer, audited, peer };
+        Ok(Self { service: service.clone(), call, outcome, charge, span: Span::none() })
     }
 
     /// Returns the name of the caller, if it has one.
@@ -186,6 +194,24 @@ impl HttpCall {
     /// Limits the time to wait for a version.
     pub(crate) fn waits_at_most(&mut self, wait: Duration) {
         self.call.wait = self.call.wait.min(wait);
+    }
+
+    /// Waits until the call must end before it is answered, because its peer holds too much. Never ready for a watch.
+    pub(crate) fn ended(&self) -> impl Future<Output = ApiError> + Send + use<> {
+        let charge = self.charge.clone();
+        async move {
+            match &charge {
+                Some(charge) => charge.ended().await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Counts bytes of the request's body, which are held until the end of the call.
+    pub(crate) fn receives(&self, bytes: usize) {
+        if let Some(charge) = &self.charge {
+            charge.replace(0, bytes);
+        }
     }
 
     /// Counts a refusal, and records it as the end of the call.
@@ -338,6 +364,11 @@ impl Outcome {
         if let Some(audited) = &self.audited {
             audited.ends(code);
         }
+    }
+
+    /// Waits until the response must end, as [`HttpCall::ended`].
+    pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<ApiError> {
+        self.peer.poll_ended(cx)
     }
 
     /// Counts messages of the response: events, or the document.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     cache::InformerHandle,
-    model::{ApiKind, ResourceVersion, random_id},
+    model::{ApiKind, AppliedVersion, ResourceVersion, random_id},
     watch::QueueOptions,
 };
 
@@ -62,7 +62,7 @@ pub struct MostRecent {
 }
 
 /// Request for the version that a state at this version needs.
-type VersionRequest = dyn Fn(ResourceVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync;
+type VersionRequest = dyn Fn(AppliedVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync;
 
 /// Answer of the upstream.
 #[cfg_attr(not(feature = "kubernetes-api"), expect(dead_code, reason = "as above"))]
@@ -125,7 +125,7 @@ impl fmt::Debug for MostRecent {
 impl MostRecent {
     /// Makes requests of this kind, one at a time.
     pub fn new(
-        request: impl Fn(ResourceVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync + 'static,
+        request: impl Fn(AppliedVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync + 'static,
     ) -> Self {
         #[expect(clippy::disallowed_types, reason = "as above")]
         let last = tokio::sync::Mutex::default();

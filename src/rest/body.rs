@@ -238,6 +238,11 @@ impl RestBody {
 
 impl BoundedBody for RestBody {
     fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+        if let Some(Poll::Ready(refusal)) = self.outcome.as_ref().map(|outcome| outcome.poll_ended(cx)) {
+            let status = refusal.to_status();
+            self.ends(status.code());
+            return Poll::Ready(Some(Err(status)));
+        }
         let data: Option<Chunk> = match &mut self.kind {
             Kind::Full(text) if text.is_empty() => None,
             Kind::Full(_) if room.is_shut() => return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(1)))),

@@ -12,6 +12,7 @@ use super::{
     kinds,
     path::Target,
     status::Failure,
+    unless_ended,
 };
 use crate::{
     grpc::{HttpCall, HttpMethod},
@@ -36,13 +37,8 @@ pub(super) fn version() -> Value {
 /// Answers a request for a document of discovery.
 pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>, target: &Target) -> Answer {
     let mut call = rest.begin(HttpMethod::Discover, &mut request).await?;
-    let seen = match call.seen().await {
-        Ok(seen) => seen,
-        Err(refusal) => {
-            call.refuse(&refusal);
-            return Err(Failure::of(&refusal, None));
-        }
-    };
+    let seen = unless_ended(call.ended(), async { Ok(call.seen().await?) }).await;
+    let seen = seen.map_err(|refused| refused.end(&mut call, None))?;
     let kinds = kinds::all(&seen);
     let is_aggregated = request.headers().get_all(header::ACCEPT).iter().any(accepts_aggregated);
     let response = match target {

@@ -176,17 +176,11 @@ impl Encoder {
     fn row(&self, object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
         let json = object.json().unwrap_or_default();
         let cells = table::cells(&self.kind, object.key().name(), json, SystemTime::now());
-        buffer.put_slice(format!("{{\"cells\":{cells}").as_bytes());
+        buffer.put_slice(format!("{{\"cells\":{cells},\"object\":").as_bytes());
         match self.form {
-            Form::Table(Include::None) => {}
-            Form::Table(Include::Object) => {
-                buffer.put_slice(b",\"object\":");
-                self.whole(object, version, true, buffer);
-            }
-            _ => {
-                buffer.put_slice(b",\"object\":");
-                partial(object, version, payload, true, buffer);
-            }
+            Form::Table(Include::None) => buffer.put_slice(b"null"),
+            Form::Table(Include::Object) => self.whole(object, version, true, buffer),
+            _ => partial(object, version, payload, true, buffer),
         }
         buffer.put_slice(b"}");
     }

@@ -61,7 +61,10 @@ const REVIEWS: [&str; 3] = ["authorization.k8s.io", "v1", "selfsubjectaccessrevi
 
 impl Target {
     pub(super) fn of(path: &str) -> Self {
-        let parts: Option<Vec<String>> = path.trim_matches('/').split('/').map(decode).collect();
+        let path = path.strip_prefix('/').unwrap_or(path);
+        let path = path.strip_suffix('/').unwrap_or(path);
+        let parts: Option<Vec<String>> =
+            path.split('/').map(decode).map(|part| part.filter(|part| !part.is_empty())).collect();
         let parts = parts.unwrap_or_default();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         match parts[..] {
@@ -90,8 +93,8 @@ impl Target {
 
     fn objects(group: &str, version: &str, rest: &[&str]) -> Self {
         let (namespace, plural, name) = match *rest {
-            ["namespaces", namespace, plural] if !namespace.is_empty() => (namespace, plural, ""),
-            ["namespaces", namespace, plural, name] if !namespace.is_empty() => (namespace, plural, name),
+            ["namespaces", namespace, plural] => (namespace, plural, ""),
+            ["namespaces", namespace, plural, name] => (namespace, plural, name),
             [plural] => ("", plural, ""),
             [plural, name] => ("", plural, name),
             _ => return Self::Unknown,
@@ -133,6 +136,9 @@ mod tests {
             ("/v1/pods/x", Target::Unknown),
             ("/v1", Target::Unknown),
             ("/", Target::Unknown),
+            ("/api/v1/pods/", objects("", "pods", "", "")),
+            ("//api/v1/pods", Target::Unknown),
+            ("/api/v1/pods//", Target::Unknown),
             ("/apis/apps", Target::Unknown),
             ("/api/v1/namespaces/shop/pods/a/log", Target::Unknown),
             ("/api/v1/%ff", Target::Unknown),

@@ -1,6 +1,6 @@
 //! Parameters of list and watch, by the validation of Kubernetes (`ValidateListOptions` in apimachinery).
 
-use std::{collections::HashSet, fmt::Display};
+use std::{collections::HashSet, fmt::Display, time::Duration};
 
 use percent_encoding::percent_decode;
 
@@ -20,7 +20,8 @@ pub(super) struct Query {
     pub(super) token: String,
     pub(super) allows_bookmarks: bool,
     pub(super) sends_initial_events: Option<bool>,
-    pub(super) timeout_seconds: u64,
+    /// Time after which a watch ends; none for one of the server's own.
+    pub(super) timeout: Option<Duration>,
     pub(super) include_object: String,
     pub(super) shard: Option<Shard>,
 }
@@ -55,13 +56,21 @@ impl Query {
                 "watch" => query.is_watch = boolean(&value),
                 "labelSelector" => query.label_selector = value,
                 "fieldSelector" => query.field_selector = value,
+                "resourceVersion" if value.trim_start_matches('0').is_empty() => {
+                    query.resource_version = value.chars().take(1).collect();
+                }
                 "resourceVersion" => query.resource_version = value,
                 MATCH => query.version_match = value,
                 "limit" => query.limit = u32::try_from(number(&value)?.max(0)).unwrap_or(u32::MAX),
                 "continue" => query.token = value,
                 "allowWatchBookmarks" => query.allows_bookmarks = boolean(&value),
                 INITIAL => query.sends_initial_events = Some(boolean(&value)),
-                "timeoutSeconds" => query.timeout_seconds = u64::try_from(number(&value)?).unwrap_or_default(),
+                "timeoutSeconds" => {
+                    let seconds = number(&value)?;
+                    // One in the past is over at once.
+                    let timeout = u64::try_from(seconds).map_or(Duration::from_millis(1), Duration::from_secs);
+                    query.timeout = (seconds != 0).then_some(timeout);
+                }
                 "includeObject" => query.include_object = value,
                 "shardSelector" if !value.is_empty() => query.shard = Some(shard(&value)?),
                 _ => {}
@@ -178,7 +187,7 @@ mod tests {
         .unwrap();
         assert!(query.is_watch && query.allows_bookmarks);
         assert_eq!(query.label_selector, "app=web,tier in (a)");
-        assert_eq!((query.limit, query.timeout_seconds, query.sends_initial_events), (0, 7, Some(false)));
+        assert_eq!((query.limit, query.sends_initial_events), (0, Some(false)));
         assert_eq!(Query::parse("limit=5&limit=6").unwrap().limit, 5);
         let one = "limit=x&watch=1&resourceVersion=7&resourceVersionMatch=Exact&includeObject=None";
         let one = Query::parse_get(one).unwrap();
@@ -186,6 +195,13 @@ mod tests {
             (one.is_watch, one.is_exact(), &*one.resource_version, &*one.include_object),
             (false, true, "7", "None")
         );
+        for (text, version) in [("00", "0"), ("0", "0"), ("", ""), ("01", "01"), ("x", "x")] {
+            assert_eq!(Query::parse(&format!("resourceVersion={text}")).unwrap().resource_version, version, "{text}");
+        }
+        for (text, timeout) in [("7", Some(7000)), ("0", None), ("-5", Some(1))] {
+            let parsed = Query::parse(&format!("timeoutSeconds={text}")).unwrap().timeout;
+            assert_eq!(parsed, timeout.map(Duration::from_millis), "{text}");
+        }
         assert!(!Query::parse("watch=False").unwrap().is_watch && !Query::parse("").unwrap().is_watch);
     }
 

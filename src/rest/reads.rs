@@ -13,7 +13,8 @@ use super::{
     kinds,
     path::Objects,
     query::Query,
-    status::{About, Failure},
+    status::{About, Failure, Refused},
+    unless_ended,
 };
 use crate::{
     auth::Operation,
@@ -26,7 +27,7 @@ use crate::{
 /// Time after which a watch ends whose client names none: 30 to 60 minutes, as in Kubernetes.
 const MIN_WATCH_SECONDS: u64 = 1800;
 /// Longest time of a watch.
-const MAX_WATCH_SECONDS: u64 = 86_400;
+const MAX_WATCH: Duration = Duration::from_secs(86_400);
 /// Longest wait for a version that is not reached yet, as in Kubernetes.
 const MAX_FRESH_WAIT: Duration = Duration::from_secs(3);
 /// Interval of bookmarks.
@@ -38,15 +39,16 @@ const LINE_END: &[u8] = b"\n";
 pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>, objects: &Objects) -> Answer {
     let parameters = request.uri().query().unwrap_or_default();
     let query = if objects.name.is_empty() { Query::parse(parameters) } else { Query::parse_get(parameters) };
-    let method = match &query {
-        _ if !objects.name.is_empty() => HttpMethod::Get,
-        Ok(query) if query.is_watch => HttpMethod::Watch,
-        _ => HttpMethod::List,
+    let (method, operation, verb) = match &query {
+        _ if !objects.name.is_empty() => (HttpMethod::Get, Operation::Get, "get"),
+        Ok(query) if query.is_watch => (HttpMethod::Watch, Operation::Watch, "watch"),
+        _ => (HttpMethod::List, Operation::List, "list"),
     };
     let mut call = rest.begin(method, &mut request).await?;
-    let span = call.span();
-    let answered = Box::pin(read(rest, &mut call, &request, objects, query)).instrument(span).await;
-    let Read { body, warning } = answered.inspect_err(|failure| call.ends(failure.grpc_code()))?;
+    let (ended, span) = (call.ended(), call.span());
+    let reading = read(rest, &mut call, &request, objects, (query, operation, verb));
+    let answered = unless_ended(ended, Box::pin(reading).instrument(span)).await;
+    let Read { body, warning } = answered.map_err(|refused| refused.end(&mut call, None))?;
     let mut response = body.into_response(request.method(), call.into_outcome(), "application/json");
     if let Some(warning) = warning {
         response.headers_mut().insert(header::WARNING, warning);
@@ -66,12 +68,12 @@ async fn read(
     call: &mut HttpCall,
     request: &Request<RequestBody>,
     objects: &Objects,
-    query: Result<Query, Failure>,
-) -> Result<Read, Failure> {
+    (query, operation, verb): (Result<Query, Failure>, Operation, &'static str),
+) -> Result<Read, Refused> {
     let Some((resource, kind)) = kinds::find(&rest.service, objects) else {
-        return Err(unknown(call, objects, query.is_ok_and(|query| query.is_watch)).await);
+        return Err(unknown(call, objects, (operation, verb)).await.into());
     };
-    let is_list = objects.name.is_empty() && query.as_ref().is_ok_and(|query| !query.is_watch);
+    let is_list = query.is_ok() && operation == Operation::List;
     let form = Form::accepted(request.headers(), is_list).ok_or_else(Failure::not_acceptable)?;
     let query = query?;
     let form = form.including(&query.include_object)?;
@@ -83,32 +85,21 @@ async fn read(
     }
     let headers = request.headers();
     let reader = Reader { rest, resource: &resource, kind: &kind, objects, query: &query, headers, form };
-    let read = if !objects.name.is_empty() {
-        reader.get(call).await
-    } else if query.is_watch {
-        reader.watch(call).await
-    } else {
-        reader.list(call).await
+    let read = match operation {
+        Operation::Get => reader.get(call).await,
+        Operation::Watch => reader.watch(call).await,
+        _ => reader.list(call).await,
     };
-    read.map_err(|refused| match refused {
-        Refused::Failure(failure) => failure,
-        Refused::Refusal(refusal, verb) => {
-            call.refuse(&refusal);
-            let about =
-                About { kind: &kind, verb, namespace: &objects.namespace, name: &objects.name, user: call.user() };
-            Failure::of(&refusal, Some(about))
-        }
+    read.map_err(|refused| {
+        let (Objects { namespace, name, .. }, user) = (objects, call.user().map(str::to_owned));
+        let about = About { kind: &kind, verb, namespace, name, user: user.as_deref() };
+        refused.end(call, Some(about)).into()
     })
 }
 
 /// Returns the error for a kind that is not served: where callers have rights, only those who could read it learn that.
-async fn unknown(call: &HttpCall, objects: &Objects, is_watch: bool) -> Failure {
+async fn unknown(call: &HttpCall, objects: &Objects, (operation, verb): (Operation, &'static str)) -> Failure {
     let Objects { group, version, plural, namespace, name } = objects;
-    let (operation, verb) = match (name.is_empty(), is_watch) {
-        (false, _) => (Operation::Get, "get"),
-        (true, true) => (Operation::Watch, "watch"),
-        (true, false) => (Operation::List, "list"),
-    };
     match call.may(operation, plural, namespace).await {
         // kubectl requests the namespace of an object that is not found, and says that there is none if that is not found either.
         Ok(true) if (&**group, &**plural) == ("", "namespaces") && !name.is_empty() => Failure::unknown_namespace(),
@@ -119,11 +110,6 @@ async fn unknown(call: &HttpCall, objects: &Objects, is_watch: bool) -> Failure 
         }
         Err(refusal) => Failure::of(&refusal, None),
     }
-}
-
-enum Refused {
-    Failure(Failure),
-    Refusal(ApiError, &'static str),
 }
 
 struct Reader<'a> {
@@ -169,14 +155,13 @@ impl Reader<'_> {
 
     async fn get(&self, call: &HttpCall) -> Result<Read, Refused> {
         // The rights come first: nobody else makes the upstream confirm anything.
-        let refused = |refusal| Refused::Refusal(refusal, "get");
         let mut request = pb::GetRequest { name: self.objects.name.clone(), ..Default::default() };
         let (version, warning) = match call.get(self.wanted(), request.clone()).await {
             Ok(_) | Err(ApiError::ObjectNotFound { .. }) => self.min_version(call).await?,
-            Err(refusal) => return Err(refused(refusal)),
+            Err(refusal) => return Err(refusal.into()),
         };
         (request.min_resource_version, request.resource_version_match) = at(version, self.query.is_exact());
-        let (object, payload) = call.get(self.wanted(), request).await.map_err(refused)?;
+        let (object, payload) = call.get(self.wanted(), request).await?;
         let mut buffer = BytesMut::new();
         self.encoder().object(&object, payload, &mut buffer);
         Ok(Read { body: ReadBody::Object(buffer.freeze()), warning })
@@ -184,7 +169,6 @@ impl Reader<'_> {
 
     async fn list(&self, call: &HttpCall) -> Result<Read, Refused> {
         let Query { limit, token, resource_version, label_selector, field_selector, .. } = self.query;
-        let refused = |refusal| Refused::Refusal(refusal, "list");
         let mut request = pb::ListRequest {
             resource: self.resource.name.clone(),
             namespace: self.objects.namespace.clone(),
@@ -198,12 +182,12 @@ impl Reader<'_> {
         };
         let mut warning = None;
         if token.is_empty() {
-            call.check(Operation::List, self.wanted()).await.map_err(refused)?;
+            call.check(Operation::List, self.wanted()).await?;
             let (version, found) = self.min_version(call).await?;
             warning = found;
             (request.min_resource_version, request.resource_version_match) = at(version, self.query.lists_exactly());
         }
-        let listing = call.list(self.wanted(), request).await.map_err(refused)?;
+        let listing = call.list(self.wanted(), request).await?;
         let list = ListBody::begin(
             listing,
             self.encoder().of_shard(self.query.shard.as_ref()),
@@ -216,18 +200,15 @@ impl Reader<'_> {
     async fn watch(&self, call: &mut HttpCall) -> Result<Read, Refused> {
         let Query { resource_version, label_selector, field_selector, allows_bookmarks, .. } = self.query;
         let sends_initial_events = self.query.sends_initial_events;
-        let refused = |refusal| Refused::Refusal(refusal, "watch");
-        let seconds = match self.query.timeout_seconds {
-            0 => MIN_WATCH_SECONDS + fastrand::u64(0..MIN_WATCH_SECONDS),
-            seconds => seconds.min(MAX_WATCH_SECONDS),
-        };
+        let own = || Duration::from_secs(MIN_WATCH_SECONDS + fastrand::u64(0..MIN_WATCH_SECONDS));
+        let timeout = self.query.timeout.map_or_else(own, |timeout| timeout.min(MAX_WATCH));
         let mut request = pb::WatchRequest {
             resource: self.resource.name.clone(),
             namespace: self.objects.namespace.clone(),
             label_selector: label_selector.clone(),
             field_selector: field_selector.clone(),
             shard: self.query.shard.as_ref().map(Into::into),
-            timeout: duration_message(Duration::from_secs(seconds)),
+            timeout: duration_message(timeout),
             bookmark_interval: duration_message(BOOKMARK_INTERVAL),
             ..Default::default()
         };
@@ -243,7 +224,7 @@ impl Reader<'_> {
             // The objects are those at the version of the bookmark that ends them, also if a later one is open: client-go's detector of
             // inconsistencies compares the two.
             request.complete_initial_events = sends_initial_events == Some(true);
-            call.check(Operation::Watch, self.wanted()).await.map_err(refused)?;
+            call.check(Operation::Watch, self.wanted()).await?;
             let (version, found) = self.min_version(call).await?;
             warning = found;
             (request.min_resource_version, _) = at(version, false);
@@ -259,7 +240,7 @@ impl Reader<'_> {
                 call.refuse(&refusal);
                 ReadBody::Refused(format!("{}\n", Failure::of(&refusal, None).to_event()).into())
             }
-            Err(refusal) => return Err(refused(refusal)),
+            Err(refusal) => return Err(refusal.into()),
         };
         Ok(Read { body, warning })
     }

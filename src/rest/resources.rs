@@ -14,11 +14,12 @@ use super::{
     events::{self, Documents, EventEncoder, EventForm, EventId},
     path::{Resource, ResourceRead},
     query::{boolean, number, pairs},
-    status::Failure,
+    status::{Failure, Refused},
+    unless_ended,
 };
 use crate::{
     auth::Operation,
-    grpc::{ApiError, HttpCall, HttpMethod, LineOptions, ObjectsWanted},
+    grpc::{HttpCall, HttpMethod, LineOptions, ObjectsWanted},
     model::{Shard, excerpt},
     proto::{self, BookmarkLines, LineFormat, pb},
     transport::RequestBody,
@@ -38,11 +39,6 @@ struct Parameters {
     known: Vec<&'static str>,
 }
 
-enum Refused {
-    Failure(Failure),
-    Refusal(ApiError),
-}
-
 /// Answers a request for objects of a resource.
 pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>, resource: &Resource) -> Answer {
     let method = match resource.read {
@@ -51,24 +47,13 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
         ResourceRead::Watch => HttpMethod::ResourceWatch,
     };
     let mut call = rest.begin(method, &mut request).await?;
-    let parameters = Parameters::parse(request.uri().query().unwrap_or_default());
-    let begun = match parameters {
-        Ok(parameters) => {
-            let begin = begin(rest, &call, request.headers(), resource, parameters);
-            Box::pin(begin).instrument(call.span()).await
-        }
-        Err(failure) => Err(Refused::Failure(failure)),
+    let ended = call.ended();
+    let answering = async {
+        let parameters = Parameters::parse(request.uri().query().unwrap_or_default())?;
+        begin(rest, &call, request.headers(), resource, parameters).await
     };
-    let body = begun.map_err(|refused| match refused {
-        Refused::Failure(failure) => {
-            call.ends(failure.grpc_code());
-            failure
-        }
-        Refused::Refusal(refusal) => {
-            call.refuse(&refusal);
-            Failure::of(&refusal, None)
-        }
-    })?;
+    let begun = unless_ended(ended, Box::pin(answering).instrument(call.span())).await;
+    let body = begun.map_err(|refused| refused.end(&mut call, None))?;
     let is_watch = resource.read == ResourceRead::Watch;
     let content_type = if is_watch { "text/event-stream" } else { "application/json" };
     let mut response = body.into_response(request.method(), call.into_outcome(), content_type);
@@ -183,20 +168,6 @@ async fn watch(
 
 fn bad_request(message: &str) -> Refused {
     Refused::Failure(Failure::bad_request(message))
-}
-
-// === impl Refused ===
-
-impl From<ApiError> for Refused {
-    fn from(refusal: ApiError) -> Self {
-        Self::Refusal(refusal)
-    }
-}
-
-impl From<Failure> for Refused {
-    fn from(failure: Failure) -> Self {
-        Self::Failure(failure)
-    }
 }
 
 // === impl Parameters ===

@@ -5,7 +5,11 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use super::body::{self, RestBody};
-use crate::{grpc::ApiError, model::ApiKind, proto::pb};
+use crate::{
+    grpc::{ApiError, HttpCall},
+    model::ApiKind,
+    proto::pb,
+};
 
 /// Error that a client gets.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,6 +17,13 @@ pub(super) struct Failure {
     code: u16,
     message: String,
     details: Value,
+}
+
+/// Error of a request, or refusal of its call.
+#[derive(Debug)]
+pub(super) enum Refused {
+    Failure(Failure),
+    Refusal(ApiError),
 }
 
 /// Cause of an invalid request.
@@ -42,6 +53,8 @@ const CODES: &[(u16, &str, Code)] = &[
     (405, "MethodNotAllowed", Code::InvalidArgument),
     (406, "NotAcceptable", Code::InvalidArgument),
     (410, "Expired", Code::OutOfRange),
+    (413, "RequestEntityTooLarge", Code::InvalidArgument),
+    (415, "UnsupportedMediaType", Code::InvalidArgument),
     (422, "Invalid", Code::InvalidArgument),
     (429, "TooManyRequests", Code::ResourceExhausted),
     (503, "ServiceUnavailable", Code::Unavailable),
@@ -50,6 +63,36 @@ const CODES: &[(u16, &str, Code)] = &[
 const INTERNAL: &(u16, &str, Code) = &(500, "InternalError", Code::Internal);
 /// Field of the details of an error after which a client retries, in seconds.
 const RETRY: &str = "retryAfterSeconds";
+
+// === impl Refused ===
+
+impl Refused {
+    /// Ends the call, and returns the error that its client gets.
+    pub(super) fn end(self, call: &mut HttpCall, about: Option<About<'_>>) -> Failure {
+        match self {
+            Self::Failure(failure) => {
+                call.ends(failure.grpc_code());
+                failure
+            }
+            Self::Refusal(refusal) => {
+                call.refuse(&refusal);
+                Failure::of(&refusal, about)
+            }
+        }
+    }
+}
+
+impl From<ApiError> for Refused {
+    fn from(refusal: ApiError) -> Self {
+        Self::Refusal(refusal)
+    }
+}
+
+impl From<Failure> for Refused {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
 
 // === impl Cause ===
 
@@ -82,7 +125,7 @@ impl About<'_> {
 // === impl Failure ===
 
 impl Failure {
-    fn new(code: u16, message: impl Into<String>) -> Self {
+    pub(super) fn new(code: u16, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: json!({}) }
     }
 

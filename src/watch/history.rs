@@ -151,6 +151,30 @@ impl History {
         }
     }
 
+    /// Reaches back to a version since which nothing has changed.
+    pub(crate) fn reaching_back_to(mut self, unchanged_since: Option<ResourceVersion>) -> Self {
+        let is_before = |version: &ResourceVersion| version.same_lineage(&self.applied) && *version < self.applied;
+        if let Some(version) = unchanged_since.filter(is_before) {
+            self.oldest.version = version;
+        }
+        self
+    }
+
+    /// Returns the first version since which nothing has changed up to the newest one to resume from.
+    pub(crate) fn unchanged_since(&self) -> &ResourceVersion {
+        let current = &self.current.version;
+        let complete = self.batches.partition_point(|recorded| recorded.what.after() <= current);
+        let last = complete.checked_sub(1).map(|last| &self.batches[last].what);
+        if last.is_some_and(CompactBatch::is_late) {
+            // Whoever has the version may lack its late changes.
+            return current;
+        }
+        let (changed, ahead) = (last.map(CompactBatch::after), self.ahead.back().map(|(_, ahead)| ahead));
+        let changed = [changed, ahead].into_iter().flatten();
+        let last = changed.fold(&self.oldest.version, |last, version| if version > last { version } else { last });
+        if last < current { last } else { current }
+    }
+
     /// Returns the oldest version that a watch can resume from.
     pub(crate) fn oldest(&self) -> &ResourceVersion {
         &self.oldest.version

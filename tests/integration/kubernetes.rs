@@ -35,6 +35,7 @@ struct Api {
 }
 
 /// Response to a request.
+#[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) code: u16,
     pub(crate) head: String,
@@ -134,7 +135,13 @@ fn kind() -> ApiKind {
 impl Api {
     /// Starts one whose upstream confirms every state.
     async fn start(objects: &[(&str, &str)]) -> Self {
-        Self::with(Options::default(), MostRecent::new(|at| Box::pin(async { Ok(at) })), false, objects).await
+        Self::with(
+            Options::default(),
+            MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) })),
+            false,
+            objects,
+        )
+        .await
     }
 
     async fn with(options: Options, most_recent: MostRecent, warns: bool, objects: &[(&str, &str)]) -> Self {
@@ -351,7 +358,7 @@ async fn an_object_is_read_with_its_version() {
 
 #[tokio::test]
 async fn objects_of_the_cluster_are_in_no_namespace() {
-    let most_recent = Some(MostRecent::new(|at| Box::pin(async { Ok(at) })));
+    let most_recent = Some(MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) })));
     let kind = ApiKind { namespaced: false, ..kind() };
     let kubernetes = Some(Arc::new(KubernetesApi { kind, is_discovered: false, most_recent }));
     let sandbox = Sandbox::start_with(Options { kubernetes, ..Options::default() }, vec![pod("", "a", "")]).await;
@@ -595,6 +602,15 @@ async fn a_watch_ends_after_its_timeout() {
     assert_eq!(begun.elapsed().as_secs(), 7);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_watch_whose_timeout_is_in_the_past_is_over() {
+    let api = Api::start(&[("shop", "a")]).await;
+    let mut watch = api.watch("watch=1&resourceVersion=1&timeoutSeconds=-1").await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!(watch.next().await, None);
+    assert_eq!(begun.elapsed().as_secs(), 0);
+}
+
 #[tokio::test]
 async fn tables_and_partial_objects_are_served_to_whoever_accepts_them() {
     let api = Api::start(&[("shop", "a")]).await;
@@ -623,7 +639,7 @@ async fn one_request_to_the_upstream_confirms_the_state_for_all_that_wait() {
         counted.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            Ok(at)
+            Ok(at.safe().clone())
         })
     });
     let api = Api::with(Options::default(), most_recent, false, &[("shop", "a")]).await;
@@ -699,7 +715,7 @@ async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
     let counted = Arc::clone(&asked);
     let most_recent = MostRecent::new(move |at| {
         counted.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async { Ok(at) })
+        Box::pin(async move { Ok(at.safe().clone()) })
     });
     let api = Api::with(authorized(&directory), most_recent, false, &[("shop", "a"), ("other", "b")]).await;
     let by = async |token: &str, target: &str| {

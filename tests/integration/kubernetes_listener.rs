@@ -39,7 +39,7 @@ use crate::{
 const LISTS: [&str; 2] = ["/api/v1/pods?resourceVersion=0", "/v1/pods"];
 
 fn options(compression: &[Compression]) -> Options {
-    let most_recent = Some(MostRecent::new(|at| Box::pin(async { Ok(at) })));
+    let most_recent = Some(MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) })));
     let api = KubernetesApi { kind: ApiKind::new("", "v1", "pods", "Pod"), is_discovered: false, most_recent };
     Options { kubernetes: Some(Arc::new(api)), compression: compression.to_vec(), ..Options::default() }
 }
@@ -179,6 +179,139 @@ async fn requests_and_events_are_counted_as_messages_by_protocol() {
     }
     assert_eq!(count("grpc_server_msg_sent_total", "http", "Watch", ""), 6, "with the bookmark");
     assert_eq!(count("grpc_server_msg_sent_total", "kubernetes", "Watch", ""), 5, "{text}");
+}
+
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+
+/// Those that an API server refuses are refused with its reason, and count with it.
+#[tokio::test]
+async fn a_review_is_answered_or_refused_with_its_reason() {
+    let api = serve(&[], 1, 10).await;
+    let mut registry = Registry::default();
+    api.sandbox.state.register(&mut registry);
+    let of = |attributes: &str| format!(r#"{{"spec":{{{attributes}}}}}"#);
+    let list = r#""resourceAttributes":{"namespace":null,"verb":"list","resource":"pods","version":"v1"}"#;
+    let other = r#""nonResourceAttributes":{"path":"/metrics","verb":"get"}"#;
+    for (body, allowed) in [(of(list), true), (of(&list.replace("list", "create")), false), (of(other), false)] {
+        for media_type in ["application/json", "application/json; charset=utf-8"] {
+            let answer = ask(api.address, "POST", REVIEWS, &[("Content-Type", media_type)], &body).await;
+            assert_eq!(answer.code, 201, "{body}: {answer:?}");
+            let review: Value = serde_json::from_str(&answer.text).unwrap();
+            let given: Value = serde_json::from_str(&body).unwrap();
+            assert_eq!((&review["spec"], &review["status"]["allowed"]), (&given["spec"], &Value::Bool(allowed)));
+        }
+    }
+    // As kubectl 1.37 sends it: of a verb, which has four letters, in the namespace a.
+    for (verb, resource, allowed) in [("list", "pods", true), ("bind", "pods", false), ("list", "jobs", false)] {
+        let body = format!(
+            "k8s\0\n2\n\x17authorization.k8s.io/v1\x12\x17SelfSubjectAccessReview\x127\n\x10\n\0\x12\0\x1a\0\"\0*\x002\08\0B\0\x12\x19\n\x17\n\
+             \x01a\x12\x04{verb}\x1a\0\"\0*\x04{resource}2\0:\0\x1a\x08\x08\0\x12\0\x1a\0 \0\x1a\0\"\0"
+        );
+        let headers = [("Content-Type", "application/vnd.kubernetes.protobuf")];
+        let answer = ask(api.address, "POST", REVIEWS, &headers, &body).await;
+        let review: Value = serde_json::from_str(&answer.text).unwrap();
+        assert_eq!((answer.code, &review["status"]["allowed"]), (201, &Value::Bool(allowed)), "{review}");
+        assert_eq!(review["spec"]["resourceAttributes"]["namespace"], "a");
+    }
+    let refused = [
+        ("application/vnd.kubernetes.protobuf", of(list), 400, "BadRequest"),
+        ("application/vnd.kubernetes.protobuf", "k8s\0\n".to_owned(), 400, "BadRequest"),
+        ("application/vnd.kubernetes.protobuf", "k8s\0".to_owned(), 400, "BadRequest"),
+        ("application/yaml", of(list), 415, "UnsupportedMediaType"),
+        ("text/plain", of(list), 415, "UnsupportedMediaType"),
+        ("", "[".repeat(60_000), 400, "BadRequest"),
+        ("", String::new(), 400, "BadRequest"),
+        ("", "{}".to_owned(), 400, "BadRequest"),
+        ("", r#"{"spec":null}"#.to_owned(), 400, "BadRequest"),
+        ("", of(&format!("{list},{other}")), 400, "BadRequest"),
+        ("application/json", of(&format!(r#""x":"{}""#, "x".repeat(65 << 10))), 413, "RequestEntityTooLarge"),
+    ];
+    for (media_type, body, code, reason) in &refused {
+        let headers = [("Content-Type", *media_type)];
+        let answer = ask(api.address, "POST", REVIEWS, &headers[usize::from(media_type.is_empty())..], body).await;
+        let status: Value = serde_json::from_str(&answer.text).unwrap();
+        assert_eq!((answer.code, &status["reason"]), (*code, &Value::from(*reason)), "{status}");
+    }
+    let mut metrics = String::new();
+    encode(&mut metrics, &registry).unwrap();
+    let of_reviews = |line: &&str| line.contains("grpc_method=\"Review\"") && line.contains("handled_total");
+    let of_code = |code: &str| {
+        let line = metrics.lines().filter(of_reviews).find(|line| line.contains(code));
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    };
+    assert_eq!(["OK", "InvalidArgument", "Canceled"].map(of_code), [9, refused.len(), 0], "{metrics}");
+}
+
+/// A quarter of the smallest account is a MiB.
+fn shared() -> Options {
+    Options { memory: 16 << 20, peer_share: 25, ..options(&[]) }
+}
+
+async fn begin(api: &Api, request: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(api.address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
+}
+
+async fn code(stream: &mut TcpStream) -> String {
+    let mut head = [0; 12];
+    tokio::time::timeout(DEADLINE, stream.read_exact(&mut head)).await.expect("a head in time").unwrap();
+    String::from_utf8(head[9..].to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn bodies_that_never_end_hold_at_most_the_share_of_their_peer() {
+    let api = Api::of(Sandbox::start_with(shared(), vec![pod("shop", "a", "")]).await).await;
+    let body = format!(r#"{{"spec":{{"resourceAttributes":{{"x":"{}"}}}}}}"#, "x".repeat(60_000));
+    let head = format!("POST {REVIEWS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    let (sent, rest) = body.split_at(body.len() - 10);
+    let mut streams = Vec::new();
+    for _ in 0..40 {
+        streams.push(begin(&api, &format!("{head}{sent}")).await);
+    }
+    // Of 40 times 65 KB the oldest ones end.
+    assert_eq!(code(&mut streams[0]).await, "429");
+    let mut last = streams.pop().unwrap();
+    last.write_all(rest.as_bytes()).await.unwrap();
+    assert_eq!(code(&mut last).await, "201");
+}
+
+#[tokio::test]
+async fn reads_that_wait_hold_at_most_the_share_of_their_peer() {
+    for target in ["/api/v1/pods?resourceVersion=1000", "/v1/pods?resourceVersion=1000"] {
+        let options = Options { future_wait: DEADLINE, ..shared() };
+        let api = Api::of(Sandbox::start_with(options, vec![pod("shop", "a", "")]).await).await;
+        let large = "x".repeat(12_000);
+        let mut streams = Vec::new();
+        for _ in 0..80 {
+            streams.push(begin(&api, &format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nX: {large}\r\n\r\n")).await);
+        }
+        assert_eq!(code(&mut streams[0]).await, "429", "{target}");
+    }
+}
+
+/// The requests count until their responses are sent: a client may read none of them.
+#[tokio::test]
+async fn unread_responses_keep_their_requests_in_the_share_of_their_peer() {
+    let options = Options { peer_share: 5, ..shared() };
+    let text = "x".repeat(1 << 20);
+    let pods = (0..8).map(|at| pod("shop", &format!("p{at}"), &format!(r#""x":"{text}""#))).collect();
+    let api = Api::of(Sandbox::start_with(options, pods).await).await;
+    let mut registry = Registry::default();
+    api.sandbox.state.register(&mut registry);
+    let request = format!("GET {} HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", LISTS[0], "x".repeat(12_000));
+    let mut streams = Vec::new();
+    for _ in 0..16 {
+        let mut stream = begin(&api, &request).await;
+        assert_eq!(code(&mut stream).await, "200");
+        streams.push(stream);
+    }
+    passes(|| {
+        let mut metrics = String::new();
+        encode(&mut metrics, &registry).unwrap();
+        metrics.lines().any(|line| line.contains("peer_request_memory") && !line.ends_with(" 0"))
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -150,13 +150,6 @@ impl KillableServer {
         }
     }
 
-    /// Waits until this run has saved what it serves.
-    #[cfg(feature = "kubernetes-api")]
-    pub(crate) async fn has_kept(&self) {
-        let served = self.until("served", |resource| !resource.resource_version.is_empty()).await.resource_version;
-        self.kept(served.parse().unwrap()).await;
-    }
-
     /// Waits until this run has written a snapshot file.
     pub(crate) async fn written(&self) {
         let started = Instant::now();

@@ -55,6 +55,8 @@ const COMMANDS: &[&str] = &[
     "get nodes -o json",
     "get services -A -o json",
     "get deployments -n a -o json",
+    "auth can-i list pods -n a",
+    "auth can-i get nodes/n1 -q",
     "get nothing",
     "get pod none -n a",
     "describe pod p1 -n a",
@@ -311,5 +313,23 @@ async fn informers_of_client_go_have_what_the_api_server_has() {
         }
         assert!(started.elapsed() < DEADLINE, "{stores:#?}, not {truth:#?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Nothing else is written meanwhile, so no version after the deletion's confirms the state.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_after_a_write_has_it() {
+    let apiserver = ApiServer::start().await;
+    let facade = Facade::of(&apiserver, &[("", "configmaps")], &json!([".metadata.managedFields"])).await;
+    let path = CONFIG_MAPS.path("b");
+    for round in 0..5 {
+        let object = CONFIG_MAPS.object(&json!({ "name": "m" }), &json!({}));
+        apiserver.post(&path, &object).await;
+        assert_eq!(facade.kubectl("get configmaps -n b -o name").stdout, b"configmap/m\n", "round {round}");
+        apiserver.ask("DELETE", &format!("{path}/m"), None).await.unwrap();
+        let output = facade.kubectl(&format!("get --raw {path}"));
+        let list: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("round {round}: {output:?}"));
+        assert_eq!(list["items"], json!([]), "round {round}");
     }
 }

@@ -198,8 +198,18 @@ impl Draw {
         add(10, "pretty", &["true", "false", "x"]);
         add(10, "unknown", &["1"]);
         add(8, "includeObject", &["None", "Metadata", "Object", "x"]);
+        add(10, "timeout", &["20s", "1m30s", "30.5s", "0s", "bad", "5", ""]);
         add(5, "limit", &["3"]);
         add(5, "resourceVersion", &["0"]);
+        if draw.is_watch() {
+            // Over at once, with some or all of the initial events, or an error in place of them.
+            draw.parameters.retain(|parameter| *parameter != ("timeoutSeconds", "-1".to_owned()));
+        }
+        if draw.is_watch() && draw.get("resourceVersion") == Some(&*future) {
+            // informerd waits for that version as long as the watch lasts.
+            draw.parameters.retain(|(key, _)| *key != "timeoutSeconds");
+            draw.parameters.push(("timeoutSeconds", "1".to_owned()));
+        }
         if random.u8(0..100) < 20 {
             use Token::{Damaged, Foreign, OtherKind, Own, Text};
             draw.token = random.choice([Own, Own, Own, Own, Foreign, OtherKind, Damaged, Text]);
@@ -452,6 +462,10 @@ fn strip(draw: &Draw, document: &mut Value) {
         }
     }
     if document["kind"] == "PartialObjectMetadataList" {
+        // As Go writes an empty list that it has not filled.
+        if document["items"].is_null() {
+            document["items"] = json!([]);
+        }
         // Here they have none, as in protobuf: client-go compares them with those of watches.
         for item in document["items"].as_array_mut().into_iter().flatten() {
             let item = item.as_object_mut().unwrap();
@@ -530,6 +544,13 @@ const DIFFERENCES: &[Difference] = &[
         name: "the history begins when informerd starts",
         example: ("/api/v1/pods?resourceVersion=1&watch=1&timeoutSeconds=1", ""),
         is_it: |draw, _, ours| draw.get("resourceVersion").is_some() && ours.has_failed_with(410),
+    },
+    Difference {
+        name: "timeout, the limit that a client has itself, is ignored",
+        example: ("/api/v1/nodes/n1?timeout=bad", ""),
+        is_it: |draw, theirs, _| {
+            ["bad", "5"].contains(&draw.get("timeout").unwrap_or_default()) && theirs.status == 400
+        },
     },
     Difference {
         name: "there is no next page that would be empty",

@@ -30,6 +30,7 @@ fn file_of(file: &SnapshotFile, record: &[u8]) -> Vec<u8> {
         resource: file.resource.clone(),
         source: file.identity.clone(),
         version: "abc.12".to_owned(),
+        unchanged_since: None,
         objects: 1,
         seen_at_ms: Some(1_795_000_000_123),
     };
@@ -58,12 +59,14 @@ fn check(file: &SnapshotFile, bytes: &[u8]) {
         assert!(labels.iter().all(|(key, value)| object.labels().get(key) == Some(*value)), "{object:?}");
     }
     let snapshot = Indexer::new(Arc::default(), list.clone()).snapshot();
-    let written = file
-        .encode(Vec::new(), &Checkpoint { snapshot, proof: proof.clone(), is_whole: true }, seen_at)
-        .expect("what was read is written");
+    let unchanged_since = list.unchanged_since.clone().unwrap_or_else(|| list.version.clone());
+    let checkpoint =
+        Checkpoint { snapshot, proof: proof.clone(), unchanged_since: unchanged_since.clone(), is_whole: true };
+    let written = file.encode(Vec::new(), &checkpoint, seen_at).expect("what was read is written");
     // The last of two objects with one key is kept.
     let by_key: BTreeMap<_, _> = list.objects.iter().map(|object| (object.key(), Arc::clone(object))).collect();
-    let kept = List::new(by_key.into_values().collect(), list.version.clone());
+    let objects = by_key.into_values().collect();
+    let kept = List { unchanged_since: Some(unchanged_since), ..List::new(objects, list.version.clone()) };
     let again = file.decode(&*written).expect("what was written is read");
     assert_eq!(again, SavedState { list: kept, proof, seen_at });
 

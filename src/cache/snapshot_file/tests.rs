@@ -40,7 +40,8 @@ fn object(name: &str, body: &str, version: &ResourceVersion) -> Arc<Object> {
 
 fn checkpoint(objects: Vec<Arc<Object>>, version: &ResourceVersion, proof: &'static str) -> Checkpoint {
     let indexer = Indexer::new(Arc::default(), List::new(objects, version.clone()));
-    Checkpoint { snapshot: indexer.snapshot(), proof: Bytes::from_static(proof.as_bytes()), is_whole: true }
+    let (proof, unchanged_since) = (Bytes::from_static(proof.as_bytes()), version.clone());
+    Checkpoint { snapshot: indexer.snapshot(), proof, unchanged_since, is_whole: true }
 }
 
 /// Makes two objects, one of which has an envelope.
@@ -56,9 +57,10 @@ fn seen_at() -> SystemTime {
 
 /// Returns the state that a written checkpoint should be read as.
 fn expected(checkpoint: &Checkpoint) -> SavedState {
-    let Checkpoint { snapshot, proof, .. } = checkpoint;
+    let Checkpoint { snapshot, proof, unchanged_since, .. } = checkpoint;
     let objects = snapshot.objects(None, None).cloned().collect();
-    let list = List::new(objects, snapshot.version().clone());
+    let unchanged_since = Some(unchanged_since.clone());
+    let list = List { unchanged_since, ..List::new(objects, snapshot.version().clone()) };
     SavedState { list, proof: proof.clone(), seen_at: Some(seen_at()) }
 }
 

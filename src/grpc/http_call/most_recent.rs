@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
     grpc::resource::{Confirmed, ServedResource},
-    model::ResourceVersion,
+    model::{AppliedVersion, ResourceVersion},
 };
 
 /// Shortest time between two requests to the upstream.
@@ -33,7 +33,9 @@ pub(super) async fn of(resource: &ServedResource, wait: Duration) -> Result<Opti
             None => {}
         }
         let requested = Instant::now();
-        let at = resource.informer.snapshot().unwrap_or(snapshot).safe_version().clone();
+        let state = resource.informer.snapshot().unwrap_or(snapshot);
+        let mut at = AppliedVersion::closed(state.safe_version().clone());
+        at.advance(state.version(), false);
         let version = (request.request)(at).await;
         *last = Some(Confirmed { requested, version: version.clone() });
         version

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use super::{known::Position, object::Bookmark, shared::KubeShared, watch::KubeWatch};
 use crate::{
-    model::{EventType, Object, ResourceVersion},
+    model::{AppliedVersion, EventType, Object, ResourceVersion},
     source::watch_event::DecodedEvent,
 };
 
@@ -48,11 +48,14 @@ impl KubeShared {
     }
 
     /// Returns the version that a state at `at` needs to be as recent as this call: its own, if there is no change after it up to the
-    /// most recent version of the cluster.
-    pub(super) async fn needed_version(self: &Arc<Self>, at: ResourceVersion) -> Result<ResourceVersion, String> {
+    /// most recent version of the cluster. A state with a deletion at that very version is as recent as the API's own, which sends no
+    /// bookmark then.
+    pub(super) async fn needed_version(self: &Arc<Self>, at: AppliedVersion) -> Result<ResourceVersion, String> {
         let unknown = || "the API does not return the most recent version".to_owned();
         let present = self.most_recent_version().await?.ok_or_else(unknown)?;
-        if at >= present {
+        let has_all = *at.version() >= present && !self.known.lock().leaves_open();
+        let at = at.safe().clone();
+        if has_all || at >= present {
             return Ok(at);
         }
         match self.probe_for(&at, SHORT_PROBE_TIME).await {

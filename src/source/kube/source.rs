@@ -26,7 +26,7 @@ use crate::{
         CreationTime, List, ListVersion, ListerWatcher, ProblemReason, ProgressDemand, RewriteEvidence, SourceError,
         SourceHealth, WarmStart, Watch,
     },
-    model::{Object, Path, ResourceVersion},
+    model::{AppliedVersion, Object, Path, ResourceVersion},
     source::problems::SavedProblems,
 };
 
@@ -94,7 +94,7 @@ impl KubeSource {
     /// versions are not of one list.
     pub fn most_recent(
         &self,
-    ) -> impl Fn(ResourceVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync + use<> {
+    ) -> impl Fn(AppliedVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync + use<> {
         let (shared, has_several) = (Arc::clone(&self.shared), self.namespaces.is_some());
         move |at| {
             let shared = Arc::clone(&shared);

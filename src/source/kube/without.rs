@@ -10,7 +10,7 @@ pub use self::config::{KubeCluster, KubeConfig};
 use crate::{
     auth::{Identity, ReviewAttributes, ReviewError, Reviewer, Token, TokenReviewed},
     cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
-    model::ResourceVersion,
+    model::{AppliedVersion, ResourceVersion},
 };
 
 /// Source whose requests fail.
@@ -48,7 +48,7 @@ impl KubeSource {
     /// Returns requests that fail.
     pub fn most_recent(
         &self,
-    ) -> impl Fn(ResourceVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync + use<> {
+    ) -> impl Fn(AppliedVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync + use<> {
         |_| Box::pin(ready(Err(PROBLEM.to_owned())))
     }
 

@@ -343,8 +343,19 @@ proptest! {
             let oldest = history.oldest().clone();
             prop_assert!(history.after(&oldest).is_ok(), "{oldest} of {history:?}");
             prop_assert!(oldest <= history.current().version, "{oldest} of {history:?}");
+            // Whoever has a version since which nothing has changed lacks nothing up to the newest one.
+            let (unchanged, current) = (history.unchanged_since().clone(), history.current().version.clone());
+            prop_assert!(oldest <= unchanged && unchanged <= current, "{unchanged} of {history:?}");
+            let lacks = |version| history.after(version).map(|backlog| numbers_up_to(&backlog, &current));
+            prop_assert_eq!(lacks(&unchanged), lacks(&current), "{} of {:?}", unchanged, history);
         }
     }
+}
+
+/// Returns the versions of the missed changes up to a version.
+fn numbers_up_to(backlog: &Backlog, last: &ResourceVersion) -> Vec<u128> {
+    let changes = backlog.batches.iter().flat_map(|batch| &batch.changes);
+    changes.map(|change| &change.version).filter(|version| *version <= last).map(ResourceVersion::number).collect()
 }
 
 /// One whose change is of a version above the one that it leads to, which was complete before.

@@ -3,10 +3,14 @@
 use super::*;
 
 fn begun() -> Running {
+    begun_with(List::new(vec![object("a", 3), object("b", 7)], version(10)))
+}
+
+fn begun_with(list: List) -> Running {
     let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config());
-    informer.begin_warm(List::new(vec![object("a", 3), object("b", 7)], version(10)));
+    informer.begin_warm(list);
     Running { fifo, handle, task: tokio::spawn(informer.run()) }
 }
 
@@ -45,6 +49,33 @@ async fn the_version_of_a_snapshot_and_later_ones_can_be_resumed_from() {
         assert_eq!(taken(&mut cursor).await.join(" "), missed);
     }
     assert!(matches!(after(&running, 9), Err(JoinError::Expired { .. })));
+}
+
+/// Bookmarks lead the version of a snapshot over that of its last change, which may be all that a client has.
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_can_be_resumed_from_the_last_change_before_it() {
+    let running = Running::start();
+    running.list(vec![object("a", 3)], version(10)).await;
+    let changes = vec![put("b", 12), Event::Bookmark(version(20))];
+    for (event, unchanged_since) in changes.into_iter().zip([12, 12]) {
+        running.apply(event).await;
+        let (reply, checkpoint) = oneshot::channel();
+        running.fifo.push(Delta::Checkpoint { proof: Bytes::new(), reply }).await;
+        assert_eq!(checkpoint.await.unwrap().unchanged_since, version(unchanged_since));
+    }
+    let list = |since| List { unchanged_since: Some(since), ..List::new(vec![object("a", 3)], version(20)) };
+    let running = begun_with(list(version(12)));
+    for number in [3, 11] {
+        let error = after(&running, number).unwrap_err();
+        assert_eq!(error, JoinError::Expired { oldest: version(12), current: version(20) });
+    }
+    let mut joined: Vec<_> = [12, 15, 20].map(|number| after(&running, number).unwrap()).into();
+    running.apply(put("b", 22)).await;
+    for joined in &mut joined {
+        assert_eq!(taken(&mut joined.cursor).await, ["+b 22"]);
+    }
+    let running = begun_with(list("other.12".parse().unwrap()));
+    assert!(after(&running, 12).is_err() && after(&running, 20).is_ok(), "of another lineage");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,10 +1,16 @@
 //! Tests of several changes at one version: all of them arrive, wherever the connection is cut, and none is taken for a
 //! rewritten history.
 
+use std::sync::Arc;
+
 use super::{
-    fake_api::{bookmark, event},
+    client::KubeClients,
+    fake_api::{Bookmarks, bookmark, event},
+    known::KnownState,
+    shared::KubeShared,
     *,
 };
+use crate::model::{AppliedVersion, ResourceVersion};
 
 fn object(name: &str, version: &str) -> serde_json::Value {
     serde_json::json!({"metadata": {"name": name, "uid": "u", "resourceVersion": version}})
@@ -104,6 +110,27 @@ async fn the_second_bookmark_completes_a_version_of_deletions_and_the_first_any_
     }
     assert_eq!((safe, rig.state.len()), (vec![10, 11, 11, 11, 11, 11, 12], 0));
     until(|| fixture.fake.asked().last().unwrap() == "watch 12").await;
+}
+
+/// kube-apiserver sends no bookmark at a version that it had when the watch was opened, so nothing else confirms that state. An API
+/// that has made several changes at one version may make more.
+#[tokio::test(start_paused = true)]
+async fn a_state_with_a_deletion_at_the_most_recent_version_is_the_most_recent() {
+    let fixture = Fixture::new().await;
+    fixture.fake.set(|store| store.bookmarks = Bookmarks::None);
+    fixture.fake.write("a=1 b=1");
+    fixture.fake.expire(&["a"]);
+    let client = KubeClients::default().get(&fixture.config().cluster, DEADLINE);
+    let shared = Arc::new(KubeShared::new(fixture.config(), client, SourceHealth::new(DEADLINE, DEADLINE)));
+    let version = |number: u64| ResourceVersion::decimal(number.into());
+    let deleted_at = fixture.fake.revision();
+    let mut at = AppliedVersion::closed(version(deleted_at - 1));
+    let before = shared.needed_version(at.clone()).await;
+    assert_eq!(before, Ok(version(deleted_at)), "the state before it waits for it");
+    at.advance(&version(deleted_at), false);
+    assert_eq!(shared.needed_version(at.clone()).await, Ok(version(deleted_at - 1)));
+    *shared.known.lock() = KnownState::default().with_open_versions(true);
+    assert_eq!(shared.needed_version(at).await, Ok(version(deleted_at)));
 }
 
 /// An aggregated API may write several objects at one version.

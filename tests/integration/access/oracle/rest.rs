@@ -79,7 +79,7 @@ const RUN: u64 = 2000;
 
 /// Returns the kind as which the resource of a world is served.
 pub(super) fn api() -> Arc<KubernetesApi> {
-    let most_recent = Some(MostRecent::new(|at| Box::pin(async { Ok(at) })));
+    let most_recent = Some(MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) })));
     Arc::new(KubernetesApi { kind: ApiKind::new("", "v1", "pods", "Pod"), is_discovered: false, most_recent })
 }
 
