@@ -50,6 +50,12 @@ pub(crate) async fn connect_from(host: [u8; 4], server: SocketAddr) -> io::Resul
     socket.connect(server).await
 }
 
+/// Returns the address in a line of the log.
+fn address(line: &str) -> SocketAddr {
+    let port = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
+    SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()))
+}
+
 // === impl Process ===
 
 impl Process {
@@ -79,11 +85,7 @@ impl Process {
         let kept = Arc::clone(&log);
         let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
         let mut lines = lines.inspect(move |line| kept.lock().extend([line, "\n"]));
-        let mut listens = |what: &str| {
-            let line = lines.by_ref().find(|line| line.contains(what)).expect("the server listens");
-            let port = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
-            SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()))
-        };
+        let mut listens = |what: &str| address(&lines.by_ref().find(|line| line.contains(what)).expect("it listens"));
         let (grpc, admin) = (listens("grpc listening"), listens("admin listening"));
         // Reads the log, or the server would block when it writes to the pipe.
         let logging = Some(std::thread::spawn(move || lines.for_each(drop)));
@@ -93,6 +95,11 @@ impl Process {
     /// Returns the address of the server as clients write it.
     pub(crate) fn address(&self) -> String {
         format!("http://{}", self.grpc)
+    }
+
+    /// Returns the address of the Kubernetes API.
+    pub(crate) fn kubernetes(&self) -> SocketAddr {
+        address(self.log().lines().find(|line| line.contains("kubernetes listening")).expect("it listens"))
     }
 
     /// Returns the process id.

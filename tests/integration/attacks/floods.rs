@@ -24,9 +24,9 @@ use super::{
     attacked_server::{AttackedServer, Setup, watch},
     client::connect,
     frames::{
-        CANCEL, CONTINUATION, DATA, END_HEADERS, FrameReader, HEADERS, LIST, MAX_PAYLOAD, MAX_WINDOW, PADDED, PING,
-        PRIORITY, UNKNOWN, WATCH, call_with, frame, half_call, heads, indexed_literal, literal, opening, reset,
-        settings, window_update,
+        CANCEL, CONTINUATION, DATA, END_HEADERS, END_STREAM, FrameReader, HEADERS, LIST, MAX_PAYLOAD, MAX_WINDOW,
+        PADDED, PING, PRIORITY, UNKNOWN, WATCH, call_with, frame, get, half_call, heads, indexed_literal, literal,
+        opening, reset, settings, window_update,
     },
     number,
 };
@@ -218,6 +218,32 @@ async fn floods_of_frames_are_tolerated_or_ended_and_affect_no_other_client() {
         attacked.recovers(attack).await;
     }
     assert!(unexpected.is_empty(), "{unexpected:?}");
+}
+
+/// What ends a flood there is not that of gRPC: other calls are refused before their bodies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn floods_of_the_kubernetes_listener_affect_no_other_client() {
+    let config = "history: { events: 10000 }\nkubernetes: { listen: '127.0.0.1:0' }";
+    let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
+    let server = attacked.process.kubernetes();
+    let time = Duration::from_millis(number(50, 2000));
+    let list = |stream| frame(HEADERS, END_HEADERS | END_STREAM, stream, &get("/v1/s"));
+    let watch = |stream| frame(HEADERS, END_HEADERS | END_STREAM, stream, &get("/v1/s/watch"));
+    let review = |stream| half_call(stream, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews");
+    #[rustfmt::skip]
+    let of_rest = [
+        tolerated("rapid reset of lists", vec![], streams(100, move |stream| [list(stream), reset(stream, CANCEL)].concat())),
+        tolerated("rapid reset of watches", vec![], streams(100, move |stream| [watch(stream), reset(stream, CANCEL)].concat())),
+        tolerated("lists beyond the limit", vec![], streams(200, list)),
+        tolerated("watches beyond the limit", vec![], streams(200, watch)),
+        tolerated("reviews without a body", vec![], streams(200, review)),
+        tolerated("a review of empty frames", review(1), repeated(&frame(DATA, 0, 1, &[]))),
+    ];
+    for flood in floods().into_iter().map(|flood| Flood { ends: &[], ..flood }).chain(of_rest) {
+        let attack = flood.name;
+        tokio::join!(pour(&flood, server, time), attacked.serves(attack)).1;
+        attacked.recovers(attack).await;
+    }
 }
 
 // === impl Flood ===

@@ -116,6 +116,12 @@ pub(crate) fn heads(path: &str) -> Vec<u8> {
     heads.map(|(name, value)| literal(name, value)).concat()
 }
 
+/// Returns the header fields of a GET.
+pub(crate) fn get(path: &str) -> Vec<u8> {
+    let heads = [(":method", "GET"), (":scheme", "http"), (":path", path), (":authority", "localhost")];
+    heads.map(|(name, value)| literal(name, value)).concat()
+}
+
 /// Returns the HEADERS of a call whose message follows later.
 pub(crate) fn half_call(stream: u32, path: &str) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &heads(path))
