@@ -220,7 +220,7 @@ async fn floods_of_frames_are_tolerated_or_ended_and_affect_no_other_client() {
     assert!(unexpected.is_empty(), "{unexpected:?}");
 }
 
-/// What ends a flood there is not that of gRPC: other calls are refused before their bodies.
+/// None has an end of its own there: calls of gRPC are refused before their bodies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_of_the_kubernetes_listener_affect_no_other_client() {
     let config = "history: { events: 10000 }\nkubernetes: { listen: '127.0.0.1:0' }";
