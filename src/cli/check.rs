@@ -44,8 +44,8 @@ pub(super) struct CheckFlags {
     /// Make no connection: check the configuration and the files that it names
     #[arg(long)]
     offline: bool,
-    /// Print what so many subscribers need, and make no connection: subscribers=NUMBER, and perhaps rate (events a second for each), bytes
-    /// (of an object), connections, objects (MiB of JSON), and cores, gbit and memory (MiB) of a machine
+    /// Print what so many subscribers need, and make no connection: subscribers=NUMBER; with defaults, rate=1 (events a second for each),
+    /// bytes=1024 (of an object), connections (one each), objects=0 (MiB of JSON), and a machine: cores=4, gbit=10, memory=8192 (MiB)
     #[arg(long, value_name = "KEY=NUMBER,...")]
     plan: Option<Plan>,
     /// Time for each source to respond

@@ -146,7 +146,7 @@ impl Plan {
         if each > share && config.limits.trusted_peers.is_empty() {
             writeln!(
                 out,
-                "  one address has {share:.0} of these watches at most (limits.peer_share): add a gateway or NAT in front to limits.trusted_peers"
+                "  one address or user has {share:.0} of these watches at most (limits.peer_share): add a gateway or NAT to limits.trusted_peers"
             )?;
         }
         Ok(())
@@ -184,7 +184,7 @@ impl FromStr for Plan {
             let number =
                 value.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0 && *number <= 1e12);
             let number =
-                number.ok_or_else(|| format!("{key}: expected a positive number, as in {key}=10, found {value:?}"))?;
+                number.ok_or_else(|| format!("{key}: expected a positive number up to 1e12, found {value:?}"))?;
             match key {
                 "subscribers" => plan.subscribers = number,
                 "rate" => plan.rate = number,
