@@ -45,8 +45,6 @@ use serde_json::{Map, Value};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-#[cfg(feature = "cli")]
-pub(crate) use self::comparison::{Comparison, Difference, State};
 use self::{
     builder::Wrap,
     connector::Connector,
@@ -63,6 +61,11 @@ pub use self::{
     paths::check_paths,
     reload::Reloader,
     upstream::{Upstream, unreachable},
+};
+#[cfg(feature = "cli")]
+pub(crate) use self::{
+    comparison::{Comparison, Difference, State},
+    descriptors::MAX_CONNECTIONS,
 };
 pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{

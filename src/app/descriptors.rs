@@ -7,7 +7,7 @@ const RESERVED_FILES: usize = 64;
 /// Open files kept free in addition for each resource: the runtime of its thread, and the connections or files of its source.
 const RESERVED_FILES_PER_RESOURCE: usize = 8;
 /// Most connections, however many files may be open: the default number of watches.
-const MAX_CONNECTIONS: usize = 100_000;
+pub(crate) const MAX_CONNECTIONS: usize = 100_000;
 
 /// Raises the limit on open files as far as the system lets this process, and returns it.
 pub(super) fn raise() -> usize {

@@ -64,15 +64,16 @@ pub(super) async fn run(flags: &CheckFlags) -> Result<(), Failure> {
         if *offline || plan.is_some() { None } else { Some(Box::pin(app::unreachable(&config, *timeout)).await) };
     let unusable = app::check_paths(&config).err().unwrap_or_default();
     print(&config, unreachable.as_ref(), !unusable.is_empty(), &mut io::stdout().lock())?;
-    if let Some(plan) = plan {
-        plan.print(&config, &mut io::stdout().lock())?;
-    }
+    let unplanned = match plan {
+        Some(plan) => plan.print(&config, &mut io::stdout().lock())?.err(),
+        None => None,
+    };
     for warning in warnings {
         // A closed stderr has no reader.
         drop(writeln!(io::stderr(), "warning: {warning}"));
     }
     let unreachable = unreachable.iter().flat_map(BTreeMap::values).map(AppError::to_string);
-    let errors: Vec<String> = unusable.iter().map(AppError::to_string).chain(unreachable).collect();
+    let errors: Vec<String> = unusable.iter().map(AppError::to_string).chain(unreachable).chain(unplanned).collect();
     if errors.is_empty() { Ok(()) } else { Err(Failure::new(FAILED, errors.join("\nerror: "))) }
 }
 

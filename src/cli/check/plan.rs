@@ -1,12 +1,13 @@
 //! `informerd check --plan`: what a number of subscribers needs, by the formula of docs/scale.md.
 
 use std::{
+    collections::HashSet,
     fmt,
     io::{self, Write},
     str::FromStr,
 };
 
-use crate::{cli::print::quantity, config::Config};
+use crate::{app::MAX_CONNECTIONS, cli::print::quantity, config::Config};
 
 /// Work to plan for, and the machines for it: `subscribers=100000,rate=10,bytes=1024`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -76,7 +77,7 @@ impl Plan {
         let deliveries = watches * self.rate;
         let sends = connections.min(watches) * self.rate;
         let fixed = self.rate * EVENT + watches * IDLE;
-        let history = config.history.size as f64;
+        let history = (config.history.size * config.resources.len()) as f64;
         let held = config.limits.memory.map_or(1024.0 * MIB, |bytes| bytes as f64);
         Needs {
             cores: fixed + sends * SEND + deliveries * DELIVERY,
@@ -91,19 +92,28 @@ impl Plan {
     }
 
     /// Returns the number of processes, and the reason for it.
-    fn processes(&self, config: &Config) -> (f64, &'static str) {
+    ///
+    /// # Errors
+    ///
+    /// If a machine has no room for a process without clients.
+    fn processes(&self, config: &Config) -> Result<(f64, &'static str), String> {
         let (none, all) = (self.needs(config, 0.0), self.needs(config, 1.0));
-        let room = (self.memory * USED - none.memory).max(MIB);
-        [
+        let room = self.memory * USED - none.memory;
+        if room <= 0.0 {
+            let [needed, used] = [none.memory, self.memory * USED].map(|bytes| quantity::bytes(bytes as u64));
+            return Err(format!(
+                "a process needs {needed} without subscribers (objects, history.bytes of each resource, limits.memory), and the plan uses {used} of a machine: plan for more memory, or lower these"
+            ));
+        }
+        let counts = [
             (all.cores / (self.cores * USED), "its processors"),
             (all.bits / (self.gbit * 1e9 * USED), "its network"),
             ((all.memory - none.memory) / room, "its memory"),
+            (self.connections() / MAX_CONNECTIONS as f64, "its connections"),
             (self.subscribers / config.watch.max_watchers as f64, "watch.max_watchers"),
-        ]
-        .into_iter()
-        .map(|(processes, reason)| (processes.ceil().max(1.0), reason))
-        .max_by(|(one, _), (other, _)| one.total_cmp(other))
-        .unwrap_or((1.0, ""))
+        ];
+        let counts = counts.into_iter().map(|(processes, reason)| (processes.ceil().max(1.0), reason));
+        Ok(counts.max_by(|(one, _), (other, _)| one.total_cmp(other)).unwrap_or((1.0, "")))
     }
 
     /// Returns the seconds until the subscribers of a lost process have their place at the others.
@@ -112,17 +122,20 @@ impl Plan {
         JITTER + lost / (self.cores * (processes - 1.0).max(1.0))
     }
 
-    /// Prints the plan.
-    pub(super) fn print(&self, config: &Config, out: &mut impl Write) -> io::Result<()> {
-        let (processes, reason) = self.processes(config);
+    /// Prints the plan, or returns why there is none.
+    pub(super) fn print(&self, config: &Config, out: &mut impl Write) -> io::Result<Result<(), String>> {
+        let (processes, reason) = match self.processes(config) {
+            Ok(processes) => processes,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        writeln!(out, "plan: {self}")?;
         let Needs { cores, bits, memory, .. } = self.needs(config, 1.0 / processes);
         let deliveries = self.subscribers * self.rate;
         let all = self.needs(config, 1.0);
-        writeln!(out, "plan: {self}")?;
         let (gbit, least) = (all.bits / 1e9, all.least_cores);
         writeln!(
             out,
-            "  deliveries: {deliveries:.0} a second, {gbit:.2} Gbit/s, {:.2} processors; {least:.2} if events may wait for each other",
+            "  deliveries: {deliveries:.0} a second, {gbit:.2} Gbit/s, {:.2} processors; {least:.2} where several events are delivered at a time",
             all.cores
         )?;
         let size = |bytes: f64| quantity::bytes(bytes as u64);
@@ -149,7 +162,7 @@ impl Plan {
                 "  one address or user has {share:.0} of these watches at most (limits.peer_share): add a gateway or NAT to limits.trusted_peers"
             )?;
         }
-        Ok(())
+        Ok(Ok(()))
     }
 }
 
@@ -179,8 +192,13 @@ impl FromStr for Plan {
             gbit: 10.0,
             memory: 8192.0 * MIB,
         };
+        let mut keys = HashSet::new();
         for part in text.split(',') {
-            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("expected KEY=NUMBER, found {part:?}"))?;
+            let (key, value) = (key.trim(), value.trim());
+            if !keys.insert(key) {
+                return Err(format!("{key} is given twice"));
+            }
             let number =
                 value.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0 && *number <= 1e12);
             let number =
@@ -220,8 +238,10 @@ mod tests {
 
     fn plan(text: &str, other: &str) -> String {
         let mut out = Vec::new();
-        text.parse::<Plan>().unwrap().print(&config(other), &mut out).unwrap();
-        String::from_utf8(out).unwrap()
+        match text.parse::<Plan>().unwrap().print(&config(other), &mut out).unwrap() {
+            Ok(()) => String::from_utf8(out).unwrap(),
+            Err(problem) => problem,
+        }
     }
 
     fn needs(text: &str) -> Needs {
@@ -237,8 +257,9 @@ mod tests {
             ("subscribers=100000,rate=10,bytes=100000,cores=1000", "its network"),
             ("subscribers=100000,rate=0.001,memory=4096", "its memory"),
             ("subscribers=1000000,rate=0.001,connections=10000,memory=1000000", "watch.max_watchers"),
+            ("subscribers=400000,rate=0.001,memory=1000000", "its connections"),
         ] {
-            let plan = plan(text, "");
+            let plan = plan(text, if reason == "its connections" { "watch: { max_watchers: 1000000 }" } else { "" });
             assert!(plan.contains(&format!("what decides is {reason}")), "{text}: {plan}");
             assert!(plan.contains("one informerd at the upstream"), "{plan}");
         }
@@ -250,6 +271,18 @@ mod tests {
         // Half of the subscribers move to the other process.
         let recovery = text.parse::<Plan>().unwrap().recovery(2.0);
         assert!((recovery - JITTER - 50_000.0 * (OPENING + CONNECTING) / 4.0).abs() < 1e-9, "{recovery}");
+    }
+
+    #[test]
+    fn a_machine_without_room_for_a_process_has_no_plan() {
+        for text in ["subscribers=1,memory=1", "subscribers=1000,memory=4096,objects=1000000"] {
+            let plan = plan(text, "");
+            assert!(plan.contains("a process needs") && !plan.contains("processes:"), "{plan}");
+        }
+        let text = "subscribers=1,memory=3000";
+        assert!(plan(text, "").contains("processes: 1"));
+        let file = "history: { bytes: 1GiB }";
+        assert!(plan(text, file).contains("a process needs"), "the history is part of it");
     }
 
     #[test]
@@ -301,7 +334,10 @@ mod tests {
     #[test]
     fn bad_plans_are_refused_with_the_key() {
         for (text, problem) in [
-            ("", ": expected a positive number"),
+            ("", "expected KEY=NUMBER, found \"\""),
+            ("subscribers=1,", "expected KEY=NUMBER, found \"\""),
+            ("subscribers=1, subscribers = 2", "subscribers is given twice"),
+            ("subscribers=", "subscribers: expected a positive number"),
             ("rate=1", "subscribers=NUMBER is missing"),
             ("subscribers=0", "subscribers: expected a positive number"),
             ("subscribers=-1", "subscribers: expected a positive number"),
