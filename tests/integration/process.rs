@@ -130,16 +130,16 @@ impl Process {
 
     /// Returns the number of refusals for each of these reasons, once their sum is at least as expected.
     pub(crate) async fn refused<const N: usize>(&self, reasons: [&str; N], expected: u64) -> [u64; N] {
-        let counted = async {
-            loop {
+        let mut counted = [0; N];
+        let all = async {
+            while counted.iter().sum::<u64>() < expected {
                 let metrics = self.metrics().await;
-                let counted = reasons.map(|reason| metrics.refused(reason));
-                if counted.iter().sum::<u64>() >= expected {
-                    return counted;
-                }
+                counted = reasons.map(|reason| metrics.refused(reason));
             }
         };
-        tokio::time::timeout(DEADLINE, counted).await.expect("it is counted")
+        let is_counted = tokio::time::timeout(DEADLINE, all).await.is_ok();
+        assert!(is_counted, "{counted:?} of {expected} refusals are counted: {reasons:?}");
+        counted
     }
 
     /// Returns the number of open files of the server.

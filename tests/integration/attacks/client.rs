@@ -74,31 +74,32 @@ impl Drop for Raw {
     }
 }
 
-/// Writes the queued bytes and answers PING and SETTINGS, until the server closes the connection.
+/// Writes the queued bytes and answers PING and SETTINGS, until the server closes the connection. It reads while it writes: a server
+/// whose answers nobody reads reads no more, either.
 async fn drive(mut stream: TcpStream, mut sent: mpsc::Receiver<Vec<u8>>) {
+    let (mut reads, mut writes) = stream.split();
     let (mut frames, mut buffer) = (FrameReader::default(), vec![0; 64 << 10]);
-    let (mut window, mut next) = (DEFAULT_WINDOW as usize, Vec::new());
+    let (mut window, mut next, mut unsent) = (DEFAULT_WINDOW as usize, Vec::new(), Vec::new());
     loop {
         let size = data_bytes(&next);
-        let bytes = if !next.is_empty() && size <= window {
+        if unsent.is_empty() && !next.is_empty() && size <= window {
             window -= size;
-            std::mem::take(&mut next)
-        } else {
-            tokio::select! {
-                Some(bytes) = sent.recv(), if next.is_empty() => {
-                    next = bytes;
-                    continue;
-                }
-                read = stream.read(&mut buffer) => {
-                    let Ok(read @ 1..) = read else { return };
-                    let frames = frames.read(&buffer[..read]);
-                    window += frames.iter().filter_map(Frame::connection_window).sum::<usize>();
-                    frames.iter().filter_map(Frame::acknowledgement).flatten().collect()
-                }
+            unsent = std::mem::take(&mut next);
+        }
+        // Each is cancel-safe: what another one has been chosen for is neither sent nor read.
+        tokio::select! {
+            Some(bytes) = sent.recv(), if next.is_empty() => next = bytes,
+            written = writes.write(&unsent), if !unsent.is_empty() => {
+                let Ok(written) = written else { return };
+                unsent.drain(..written);
             }
-        };
-        if stream.write_all(&bytes).await.is_err() {
-            return;
+            read = reads.read(&mut buffer) => {
+                let Ok(read @ 1..) = read else { return };
+                let frames = frames.read(&buffer[..read]);
+                window += frames.iter().filter_map(Frame::connection_window).sum::<usize>();
+                // A frame may be half written: the answers follow it.
+                unsent.extend(frames.iter().filter_map(Frame::acknowledgement).flatten());
+            }
         }
     }
 }
