@@ -17,7 +17,7 @@ use super::{
     call::{Call, message},
     checked_request::{CheckedRequest, Method},
     compression::accepted,
-    generated::Generated,
+    generated::{Generated, GeneratedRequest},
     get,
     layer::{CallLayer, CallRequest, Calls, RequestBody, ResponseBody, SUBSCRIBE_PATH, WATCH_PATH, refused},
     list, past,
@@ -221,11 +221,13 @@ async fn answered_by(
         // The services would refuse it before they read the message, without a reason.
         request.headers_mut().remove("grpc-encoding");
     }
-    let request = request.map(|messages| match method {
+    let (parts, messages) = request.into_parts();
+    let body = match method {
         Some(method) => Body::new(CheckedRequest::new(messages, method).map_err(refused)),
         None => Body::new(messages.map_err(refused)),
-    });
-    let response = generated.oneshot(request).await?;
+    };
+    let (body, ends) = GeneratedRequest::new(body);
+    let response = generated.oneshot(Request::from_parts(parts, Body::new(body))).await?;
     let size = response.extensions().get().copied();
-    Ok(response.map(|body| ResponseBody(Some(Box::new(Generated::new(body, size, failure))))))
+    Ok(response.map(|body| ResponseBody(Some(Box::new(Generated::new(body, size, failure, ends))))))
 }

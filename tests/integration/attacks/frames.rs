@@ -185,6 +185,11 @@ impl Frame {
         Some(u32::from_be_bytes(code.try_into().unwrap()))
     }
 
+    /// Returns true for a reset of a stream.
+    pub(crate) fn is_reset(&self) -> bool {
+        self.kind == RST_STREAM
+    }
+
     /// Returns the increment of a `WINDOW_UPDATE` of the connection.
     pub(crate) fn connection_window(&self) -> Option<usize> {
         let increment = self.payload.first_chunk().filter(|_| (self.kind, self.stream) == (WINDOW_UPDATE, 0))?;

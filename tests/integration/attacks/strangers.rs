@@ -7,13 +7,14 @@ use futures_util::FutureExt;
 use informerd::proto::pb;
 use prost::Message;
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::transport::Channel;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use super::{
-    attacked_server::{AttackedServer, Setup, watch},
-    client::Raw,
-    frames::{LIST, MAX_WINDOW, SUBSCRIBE, UNTIL, WATCH, call, call_with, data, half_call},
+    attacked_server::{AttackedServer, Setup, watch, within},
+    client::{Raw, connect},
+    frames::{FrameReader, LIST, MAX_WINDOW, SUBSCRIBE, UNTIL, WATCH, call, call_with, data, half_call, opening},
     number,
 };
 
@@ -156,6 +157,24 @@ async fn a_peer_has_its_share_of_health_watches_and_reflections_and_of_the_oldes
     assert!(health.message().now_or_never().is_none(), "the watch of another peer stays open");
     drop((health, client));
     attacked.recovers("health watches").await;
+}
+
+/// The service of reflection reads its requests in a task of its own, which would hold the stream for as long as the client does not end it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reflection_that_ends_holds_its_stream_no_longer() {
+    let attacked = AttackedServer::start(Setup { config: "history: { events: 10000 }", ..Setup::default() }).await;
+    let (mut reads, mut writes) = connect(attacked.process.grpc).await.unwrap().into_split();
+    let opened = (1..).step_by(2).take(STREAMS as usize + 20);
+    let calls = opened.flat_map(|stream| [half_call(stream, REFLECTION), data(stream, &[0x3a, 0], false)].concat());
+    writes.write_all(&[opening(MAX_WINDOW), calls.collect()].concat()).await.unwrap();
+    let (mut frames, mut buffer, mut released) = (FrameReader::default(), vec![0; 64 << 10], 0);
+    while released < 20 {
+        let read = within("reflections", reads.read(&mut buffer)).await.unwrap();
+        assert!(read > 0, "the connection stays open");
+        // Nothing of the server refers to a stream of which it resets the request.
+        released += frames.read(&buffer[..read]).iter().filter(|frame| frame.is_reset()).count();
+    }
+    attacked.serves("reflections").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
