@@ -41,14 +41,6 @@ pub(super) struct Generated {
     _request: oneshot::Sender<()>,
 }
 
-/// Request body of a generated service, which ends with the response at the latest: a service may have a task of its own that reads
-/// its messages, and holds the stream until then.
-pub(super) struct GeneratedRequest<B> {
-    body: B,
-    /// Completes with the response; none once it has.
-    ended: Option<oneshot::Receiver<()>>,
-}
-
 /// Size of the single message of a response; an extension of that response.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MessageSize {
@@ -155,30 +147,6 @@ impl Generated {
         // A message of unknown size has at least its prefix.
         let MessageSize { encoded, decoded } = size.unwrap_or_default();
         Self { body, first: encoded + PREFIX_BYTES, decoded, next: None, failure, _request: request }
-    }
-}
-
-// === impl GeneratedRequest ===
-
-impl<B> GeneratedRequest<B> {
-    /// Creates the body of a request that ends when the sender is dropped.
-    pub(super) fn new(body: B) -> (Self, oneshot::Sender<()>) {
-        let (sender, ended) = oneshot::channel();
-        (Self { body, ended: Some(ended) }, sender)
-    }
-}
-
-impl<B: Body + Unpin> Body for GeneratedRequest<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<B::Data>, B::Error>>> {
-        let Self { body, ended } = self.get_mut();
-        if ended.as_mut().is_none_or(|ended| Pin::new(ended).poll(cx).is_ready()) {
-            *ended = None;
-            return Poll::Ready(None);
-        }
-        Pin::new(body).poll_frame(cx)
     }
 }
 

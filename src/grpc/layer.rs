@@ -456,7 +456,7 @@ mod tests {
         let data = tokio_stream::iter(["one", "two"]).throttle(Duration::from_secs(1)).chain(tokio_stream::pending());
         let data = data.map(|text| Ok::<_, Status>(BodyFrame::data(Bytes::from_static(text.as_bytes()))));
         let body = tonic::body::Body::new(StreamBody::new(data));
-        let answer = Box::new(Generated::new(body, None, Arc::default()));
+        let answer = Box::new(Generated::new(body, None, Arc::default(), tokio::sync::oneshot::channel().0));
         let metrics = Arc::new(RpcMetrics::default());
         let observer = metrics.start("/informerd.v1.InformerService/Watch");
         let body = Body::new(Some(began + Duration::from_secs(5)), observer, None, true);

@@ -8,8 +8,10 @@ use std::{
     task::{Context, Poll},
 };
 
+use futures_util::StreamExt;
 use http::{HeaderValue, Request, Response, header};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, BodyStream, StreamBody};
+use tokio::sync::oneshot;
 use tonic::{Status, body::Body, server::NamedService};
 use tower::{BoxError, Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
@@ -17,7 +19,7 @@ use super::{
     call::{Call, message},
     checked_request::{CheckedRequest, Method},
     compression::accepted,
-    generated::{Generated, GeneratedRequest},
+    generated::Generated,
     get,
     layer::{CallLayer, CallRequest, Calls, RequestBody, ResponseBody, SUBSCRIBE_PATH, WATCH_PATH, refused},
     list, past,
@@ -226,8 +228,10 @@ async fn answered_by(
         Some(method) => Body::new(CheckedRequest::new(messages, method).map_err(refused)),
         None => Body::new(messages.map_err(refused)),
     };
-    let (body, ends) = GeneratedRequest::new(body);
-    let response = generated.oneshot(Request::from_parts(parts, Body::new(body))).await?;
+    // A service may have a task of its own that reads its messages, and holds the stream until they end.
+    let (ends, ended) = oneshot::channel();
+    let body = Body::new(StreamBody::new(BodyStream::new(body).take_until(ended)));
+    let response = generated.oneshot(Request::from_parts(parts, body)).await?;
     let size = response.extensions().get().copied();
     Ok(response.map(|body| ResponseBody(Some(Box::new(Generated::new(body, size, failure, ends))))))
 }

@@ -6,7 +6,7 @@ pub(super) const STEP: usize = 50;
 /// Modules at the top of the crate: lines of code without blank lines, comments and tests, and `pub(crate)` items.
 pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("admin", 350, 2),
-    ("app", 2250, 18),
+    ("app", 2250, 19),
     ("audit", 150, 0),
     ("auth", 1900, 6),
     ("cache", 7300, 9),
@@ -14,7 +14,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("cli", 6200, 138),
     ("client", 2750, 16),
     ("config", 3150, 23),
-    ("grpc", 11950, 66),
+    ("grpc", 12000, 66),
     ("lib", 100, 0),
     ("log_throttle", 50, 3),
     ("main", 50, 0),
