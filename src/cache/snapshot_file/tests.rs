@@ -243,7 +243,7 @@ fn a_piece_is_read_up_to_its_bound_and_to_its_end() {
     let read = |len: usize, there: u64| {
         let bytes = (len as u32).to_le_bytes();
         let mut input = BufReader::new(bytes.chain(io::repeat(0).take(there)));
-        read_piece(&mut input, |piece| piece.len())
+        read_piece(&mut input, <[u8]>::len)
     };
     let message = |len, there| read(len, there).unwrap_err().to_string();
     assert_eq!(read(5, 9).unwrap(), 5);

@@ -113,14 +113,15 @@ mod tests {
     use super::*;
     use crate::watch::Deliveries;
 
+    fn version(number: u128) -> ResourceVersion {
+        ResourceVersion::decimal(number)
+    }
+
     #[test]
     fn an_event_is_shared_only_with_an_equal_one() {
         let object = || {
             Arc::new(Object::from_json(Bytes::from_static(b"{\"metadata\":{\"name\":\"a\"}}"), "", version(1)).unwrap())
         };
-        fn version(number: u128) -> ResourceVersion {
-            ResourceVersion::decimal(number)
-        }
         let (objects, versions) = ([object(), object()], [version(1), version(2)]);
         let event = GroupEvent {
             event_type: EventType::Modified,

@@ -69,7 +69,7 @@ fn read(
         count += events;
         let mut message = message.freeze();
         while let Some(length) = message.get(1..PREFIX_BYTES) {
-            let length = u32::from_be_bytes(length.try_into().unwrap()) as usize;
+            let length = u32::from_be_bytes(length.try_into().expect("four bytes")) as usize;
             messages.push(message.split_to(PREFIX_BYTES + length));
         }
         assert!(message.is_empty());
