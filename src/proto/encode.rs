@@ -316,6 +316,8 @@ mod tests {
                 open,
                 ..Default::default()
             };
+            let raw = EncodedObject::new(&object, object.version(), &PayloadFormat::Raw.into());
+            prop_assert!(raw.field_len(u32::MAX >> 3) <= object.max_raw_len());
             let encoded = EncodedObject::new(&object, &at, &format.into());
             let event = EncodedEvent::new(event_type, cause, version, encoded, coalesced).in_batch(relisted, open);
             let mut written = Vec::new();
