@@ -17,11 +17,14 @@ use crate::{
 mod encode;
 mod json;
 mod lines;
+mod object_cache;
 mod structs;
 mod time;
 
 pub use encode::{EncodedEvent, EncodedObject};
 pub use lines::{BookmarkLines, LineEncoder, LineEvent, LineFormat};
+#[cfg(feature = "server")]
+pub(crate) use object_cache::{ObjectCache, Weighed};
 pub use structs::Structs;
 pub use time::{duration, duration_message, system_time};
 
@@ -213,9 +216,9 @@ pub fn in_format(object: pb::Object, format: &ObjectFormat) -> pb::Object {
         Some(view) => view.body(&bytes, &object.media_type).map(|body| Bytes::copy_from_slice(&body)),
         None => Some(bytes),
     };
-    let labels = object.labels.iter().map(|(key, value)| (&**key, &**value));
-    let texts = [&*object.uid, &*object.api_version, &*object.kind];
-    let max_bytes = max_body_bytes([&*object.namespace, &*object.name], texts, labels);
+    let labels = object.labels.iter().map(|(key, value)| key.len() + value.len());
+    let texts = object.uid.len() + object.api_version.len() + object.kind.len();
+    let max_bytes = max_body_bytes(object.namespace.len() + object.name.len(), texts, labels);
     let body = match object.body {
         _ if format.payload == PayloadFormat::Metadata => None,
         Some(pb::object::Body::Raw(bytes)) => viewed(bytes).map(|bytes| {

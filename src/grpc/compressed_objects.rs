@@ -5,31 +5,24 @@
 //! held for clients, within a part of their limit; it is dropped when that limit is near, or when nobody has read it for a minute.
 
 use std::{
-    convert::Infallible,
-    fmt,
     hash::{BuildHasher, Hash, RandomState},
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 
-use quick_cache::{Weighter, sync::Cache};
 use smallvec::SmallVec;
 
 use super::compression::Compressed;
 use crate::{
     model::Object,
-    proto::{Compression, ObjectFormat},
+    proto::{Compression, ObjectCache, ObjectFormat, Weighed},
 };
 
 /// Cache of the compressed objects of all resources.
+#[derive(Debug)]
 pub(super) struct CompressedObjects {
-    entries: Cache<EntryKey, Entry, Weight>,
+    entries: ObjectCache<EntryKey, Entry>,
     /// Secret key of the hashes: without it, a client could construct two views with the same.
     hashes: RandomState,
-    /// Number of checks since the last read.
-    unread: AtomicU32,
 }
 
 /// Part of the cache in one form.
@@ -65,48 +58,28 @@ struct EntryContent {
     compressed: Option<Arc<Compressed>>,
 }
 
-#[derive(Debug, Clone)]
-struct Weight;
-
-/// Estimated size of an entry, for the initial capacity of the cache.
-const ESTIMATED_BYTES: usize = 1 << 10;
-/// Number of checks without a read after which the cache is emptied; there is one each second.
-const MAX_UNREAD: u32 = 60;
-
 // === impl CompressedObjects ===
 
 impl CompressedObjects {
     /// Creates a cache of at most `max_bytes`. An entry holds the memory of its `Object`s even after those were deleted.
     pub(super) fn new(max_bytes: usize) -> Self {
-        let capacity = (max_bytes / ESTIMATED_BYTES).max(1);
-        let entries = Cache::with_weighter(capacity, max_bytes as u64, Weight);
-        Self { entries, hashes: RandomState::new(), unread: AtomicU32::new(0) }
+        Self { entries: ObjectCache::new(max_bytes), hashes: RandomState::new() }
     }
 
     /// Returns the bytes that it holds.
     pub(super) fn bytes(&self) -> usize {
-        usize::try_from(self.entries.weight()).unwrap_or(usize::MAX)
+        self.entries.bytes()
     }
 
-    /// Empties the cache if its memory is needed, or if nobody has read it for a while. To be called each second.
+    /// Empties the cache if its memory is needed, or if nobody has read it for a minute. To be called each second.
     pub(super) fn trim(&self, is_needed: bool) {
-        let unread = self.unread.fetch_add(1, Ordering::Relaxed);
-        if is_needed || unread >= MAX_UNREAD {
-            self.entries.clear();
-        }
+        self.entries.trim(is_needed);
     }
 
     /// Returns the part of the cache for a format; `None` if that is not compressed.
     pub(super) fn form(self: &Arc<Self>, format: &ObjectFormat, usage: Use) -> Option<CompressedForm> {
         let hash = self.hashes.hash_one((format, usage));
         format.compression.map(|compression| CompressedForm { cache: Arc::clone(self), compression, hash })
-    }
-}
-
-impl fmt::Debug for CompressedObjects {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { entries, .. } = self;
-        f.debug_struct("CompressedObjects").field("len", &entries.len()).field("bytes", &entries.weight()).finish()
     }
 }
 
@@ -127,13 +100,9 @@ impl CompressedForm {
         };
         let make = || {
             let (length, write) = encode();
-            Ok::<_, Infallible>(Entry::new(objects, Compressed::of(*compression, length, write)))
+            Entry::new(objects, Compressed::of(*compression, length, write))
         };
-        cache.unread.store(0, Ordering::Relaxed);
-        let Entry(entry) = match cache.entries.get_or_insert_with(&(*hash, key), make) {
-            Ok(entry) => entry,
-            Err(never) => match never {},
-        };
+        let Entry(entry) = cache.entries.get(&(*hash, key), make);
         // The hashes of other objects may be the same.
         let is_same = entry.objects.iter().map(|object| object.as_ptr().addr()).eq(objects.iter().map(address));
         entry.compressed.clone().filter(|_| is_same)
@@ -153,13 +122,11 @@ impl Entry {
     }
 }
 
-// === impl Weight ===
-
-impl Weighter<EntryKey, Entry> for Weight {
-    fn weight(&self, _: &EntryKey, Entry(entry): &Entry) -> u64 {
+impl Weighed for Entry {
+    fn bytes(&self) -> usize {
+        let Self(entry) = self;
         let objects = entry.objects.len() * (size_of::<Object>() + size_of::<Weak<Object>>());
-        let fixed = size_of::<(EntryKey, Entry, EntryContent)>();
-        (entry.compressed.as_ref().map_or(0, |compressed| compressed.bytes()) + objects + fixed) as u64
+        entry.compressed.as_ref().map_or(0, |compressed| compressed.bytes()) + objects + size_of::<EntryContent>()
     }
 }
 
@@ -217,35 +184,5 @@ mod tests {
             assert_eq!(made.get(), 10 + n, "memory is reused, and each entry still belongs to its object");
             assert_eq!(found.len(), get(&forms[0], &[next], &made).unwrap().len());
         }
-    }
-
-    #[test]
-    fn the_cache_is_bounded_and_yields() {
-        let cache = Arc::new(CompressedObjects::new(64 << 10));
-        let form = cache.form(&format(Some(Compression::Gzip)), Use::InitialEvent).unwrap();
-        let made = Cell::new(0);
-        let objects: Vec<_> = (0..1000).map(|n| object(&n.to_string())).collect();
-        let fill = || {
-            for object in &objects {
-                assert!(get(&form, std::slice::from_ref(object), &made).is_some());
-                assert!(cache.bytes() <= 64 << 10);
-            }
-        };
-        fill();
-        assert!(cache.bytes() > 32 << 10);
-        cache.trim(true);
-        assert_eq!(cache.bytes(), 0, "the limit is near");
-        fill();
-        for _ in 0..MAX_UNREAD {
-            cache.trim(false);
-        }
-        assert!(cache.bytes() > 0);
-        assert!(get(&form, &objects[..1], &made).is_some());
-        for _ in 0..MAX_UNREAD {
-            cache.trim(false);
-        }
-        assert!(cache.bytes() > 0, "it was read meanwhile");
-        cache.trim(false);
-        assert_eq!(cache.bytes(), 0);
     }
 }

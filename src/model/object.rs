@@ -305,17 +305,6 @@ impl Object {
         Labels { text: &self.text, labels: &self.labels }
     }
 
-    /// Returns a bound, in bytes, of the object in a message, with its body as it is: of its parts, and of what is between them.
-    pub fn max_raw_len(&self) -> usize {
-        /// Number of the version, media type, tags and lengths of the fields; tags and lengths of a label.
-        const REST: (usize, usize) = (192, 16);
-        let labels: usize = self.labels.iter().map(|(name, value)| (name.len as usize) + value.len as usize).sum();
-        let lineage = self.version.lineage().map_or(0, |lineage| lineage.as_str().len());
-        let key = self.key.namespace().len() + self.key.name().len();
-        let spans = [self.uid.len, self.api_version.len, self.kind.len, self.body_len].map(|len| len as usize);
-        [key, lineage, labels, self.labels.len() * REST.1, REST.0].iter().chain(&spans).sum()
-    }
-
     /// Returns the API version, for example `apps/v1`; empty if the body has none.
     pub fn api_version(&self) -> &str {
         self.api_version.of(&self.text)
