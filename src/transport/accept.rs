@@ -231,7 +231,8 @@ impl Accepted {
             }),
             Self::Tcp(stream, _) => connections.spawn(drive(stream, serving)),
             Self::Tls(stream, peer, tls) => connections.spawn(async move {
-                let accepted = tls.accept(stream, serving.config.request_timeout, serving.serves_http1);
+                let accepted =
+                    tls.accept(stream, serving.peer.peer, serving.config.request_timeout, serving.serves_http1);
                 match Box::pin(accepted).await {
                     Ok(stream) => {
                         serving.peer.identity = tls.identity(&stream);

@@ -3,7 +3,10 @@
 use std::{
     fmt, fs, io,
     path::{Path, PathBuf},
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    thread,
     time::Duration,
 };
 
@@ -17,14 +20,15 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::WebPkiClientVerifier,
 };
-use tokio::net::TcpStream;
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio::{net::TcpStream, sync::Notify, task::spawn_blocking};
+use tokio_rustls::{Accept, TlsAcceptor, server::TlsStream};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{buffered_io::Io, identity::identity_of};
+use super::{Peer, buffered_io::Io, identity::identity_of};
 use crate::{
     auth::{CertificateNames, Identity},
     net::{FileError, FileKind, ReloadedFiles},
+    turns::{Class, FairSemaphore, Party, QueueBounds},
 };
 
 /// Paths of certificate and key, in PEM.
@@ -48,6 +52,8 @@ pub struct Tls {
     failures: Counter,
     expiry: Gauge,
     loaded: Arc<ReloadedFiles<Loaded>>,
+    /// Turns of the handshakes at the processors.
+    turns: Arc<FairSemaphore>,
 }
 
 /// Configuration, and the time at which its certificate expires, in seconds since 1970.
@@ -58,6 +64,8 @@ const CERTIFICATE: FileKind = FileKind {
     interval: Duration::from_secs(10),
     read: |path| fs::read(path).map_err(|error| error.to_string()),
 };
+/// Handshakes that wait for a turn: each has a permit of the listener's connections, which are bounded, and ends within a timeout.
+const ALL_CONNECTIONS: QueueBounds = QueueBounds { calls: usize::MAX, bytes: usize::MAX };
 
 // === impl Tls ===
 
@@ -71,7 +79,9 @@ impl Tls {
         let (names, failures, expiry) = (files.names, Counter::default(), Gauge::default());
         let paths = [&files.cert, &files.key].into_iter().chain(&files.client_ca).cloned().collect();
         let parse = move |contents: &[Vec<u8>]| Ok((files.config(contents)?, expiry_of(&contents[0])));
-        let tls = Self { names, failures, expiry, loaded: ReloadedFiles::load(CERTIFICATE, paths, parse)? };
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let turns = FairSemaphore::new((processors / 2).max(1), ALL_CONNECTIONS, 100);
+        let tls = Self { names, failures, expiry, loaded: ReloadedFiles::load(CERTIFICATE, paths, parse)?, turns };
         tls.set_expiry();
         Ok(tls)
     }
@@ -96,12 +106,16 @@ impl Tls {
 
     /// Accepts a client's handshake within the timeout. It negotiates HTTP/2, or HTTP/1.1 if that is served.
     ///
+    /// A signature takes up to a millisecond. So that many clients that connect at once do not delay the open watches, handshakes
+    /// compute on threads for blocking work, as many at a time as half of the processors; addresses take turns.
+    ///
     /// # Cancel safety
     ///
     /// Dropping the future closes the connection.
     pub(super) async fn accept(
         &self,
         stream: TcpStream,
+        peer: Peer,
         timeout: Duration,
         serves_http1: bool,
     ) -> io::Result<TlsStream<TcpStream>> {
@@ -109,8 +123,10 @@ impl Tls {
         if serves_http1 {
             Arc::make_mut(&mut config).alpn_protocols.push(b"http/1.1".to_vec());
         }
-        let acceptor = TlsAcceptor::from(config);
-        let accepted = tokio::time::timeout(timeout, acceptor.accept(stream)).await;
+        // Clients behind a proxy that names none have a turn each.
+        let party = peer.origin().map_or_else(|| Party::new(&peer, &()), |origin| Party::new(&origin, &()));
+        let handshake = in_turns(&self.turns, party, TlsAcceptor::from(config).accept(stream));
+        let accepted = tokio::time::timeout(timeout, handshake).await;
         let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
         if accepted.is_err() {
             self.failures.inc();
@@ -123,6 +139,40 @@ impl Tls {
         let certificate = stream.get_ref().1.peer_certificates()?.first()?;
         let identity = identity_of(certificate, self.names);
         identity.inspect_err(|problem| tracing::debug!(problem, "client certificate not used")).ok()
+    }
+}
+
+/// Drives a handshake of which each step takes a turn, on a thread for blocking work.
+async fn in_turns(
+    turns: &Arc<FairSemaphore>,
+    party: Party,
+    mut handshake: Accept<TcpStream>,
+) -> io::Result<TlsStream<TcpStream>> {
+    let woken = Arc::new(Woken::default());
+    loop {
+        let turn = turns.acquire(party, Class::Known, 0).await.map_err(io::Error::other)?;
+        let waker = Waker::from(Arc::clone(&woken));
+        let step = spawn_blocking(move || {
+            let polled = Pin::new(&mut handshake).poll(&mut Context::from_waker(&waker));
+            (handshake, polled)
+        });
+        let polled;
+        (handshake, polled) = step.await.map_err(io::Error::other)?;
+        drop(turn);
+        if let Poll::Ready(accepted) = polled {
+            return accepted;
+        }
+        woken.0.notified().await;
+    }
+}
+
+/// Waker that remembers a wake-up.
+#[derive(Default)]
+struct Woken(Notify);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_one();
     }
 }
 
@@ -193,16 +243,25 @@ impl Io for TlsStream<TcpStream> {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertifiedKey, generate_simple_self_signed};
+    use std::thread::ThreadId;
+
+    use parking_lot::Mutex;
+    use rcgen::generate_simple_self_signed;
     use rustls::{
-        ClientConfig, ClientConnection, HandshakeKind, ServerConnection, client::Resumption, pki_types::ServerName,
+        ClientConfig, ClientConnection, HandshakeKind, ServerConnection,
+        client::Resumption,
+        pki_types::ServerName,
+        server::{ClientHello, ResolvesServerCert},
+        sign::CertifiedKey,
     };
+    use tokio::{net::TcpListener, task::JoinSet};
 
     use super::*;
     use crate::log_throttle::test_log::TestLog;
 
     fn write(directory: &Path) -> TlsFiles {
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let rcgen::CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         let files = TlsFiles {
             cert: directory.join("tls.crt"),
             key: directory.join("tls.key"),
@@ -309,6 +368,67 @@ mod tests {
         let logged = after(&good).await;
         assert!(logged.len() == 1 && logged[0].contains("certificate valid again, unchanged"), "{logged:?}");
         assert_eq!(after(&good).await, Vec::<String>::new());
+    }
+
+    /// Records the names that clients request and the threads of their handshakes, in the order of the signatures.
+    #[derive(Debug)]
+    struct RecordedKey(Mutex<Vec<(String, ThreadId)>>, Arc<CertifiedKey>);
+
+    impl ResolvesServerCert for RecordedKey {
+        fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+            self.0.lock().push((hello.server_name()?.to_owned(), thread::current().id()));
+            Some(Arc::clone(&self.1))
+        }
+    }
+
+    #[tokio::test]
+    async fn addresses_take_turns_at_handshakes_beside_the_runtime() {
+        const CLIENTS: usize = 100;
+        let directory = tempfile::tempdir().unwrap();
+        let files = write(directory.path());
+        let certs = certificates(&files.cert, &fs::read(&files.cert).unwrap()).unwrap();
+        let provider = Arc::new(ring::default_provider());
+        let key = PrivateKeyDer::from_pem_file(&files.key).unwrap();
+        let key = Arc::new(CertifiedKey::from_der(certs, key, &provider).unwrap());
+        let recorded = Arc::new(RecordedKey(Mutex::default(), key));
+        let server = ServerConfig::builder_with_provider(Arc::clone(&provider));
+        let server = server.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+        let server = Arc::new(server.with_cert_resolver(Arc::clone(&recorded) as Arc<_>));
+        let mut tls = Tls::load(files.clone()).unwrap();
+        let parse = move |_: &[Vec<u8>]| Ok((Arc::clone(&server), 0));
+        tls.loaded = ReloadedFiles::load(CERTIFICATE, vec![files.cert], parse).unwrap();
+        tls.turns = FairSemaphore::new(1, ALL_CONNECTIONS, 100);
+        let tls = Arc::new(tls);
+        let client = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let client = Arc::new(client.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
+
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (mut handshakes, mut clients) = (JoinSet::new(), Vec::new());
+        for at in 0..CLIENTS {
+            let (name, host) = if at + 1 < CLIENTS { ("many", 1) } else { ("one", 2) };
+            let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let mut hello = ClientConnection::new(Arc::clone(&client), ServerName::try_from(name).unwrap()).unwrap();
+            while hello.wants_write() {
+                hello.write_tls(&mut stream).unwrap();
+            }
+            clients.push(stream);
+            let (accepted, _) = listener.accept().await.unwrap();
+            accepted.readable().await.unwrap();
+            let (tls, peer) = (Arc::clone(&tls), Peer::Tcp(([127, 0, 0, host], 1).into()));
+            let accept = async move { tls.accept(accepted, peer, Duration::from_secs(60), false).await.is_ok() };
+            handshakes.spawn(accept);
+        }
+        while recorded.0.lock().len() < CLIENTS {
+            tokio::task::yield_now().await;
+        }
+        drop(clients);
+        while let Some(accepted) = handshakes.join_next().await {
+            assert!(!accepted.unwrap(), "the clients are gone");
+        }
+        let recorded = recorded.0.lock();
+        let at = recorded.iter().position(|(name, _)| name == "one").unwrap();
+        assert!(at < 10, "that of the other address was number {at} of {CLIENTS}");
+        assert!(recorded.iter().all(|(_, thread)| *thread != thread::current().id()));
     }
 
     #[test]
