@@ -147,19 +147,21 @@ impl Plan {
             bits / 1e9,
             size(memory)
         )?;
+        let spare = processes + 1.0;
         if processes > 1.0 {
-            let spare = processes + 1.0;
             writeln!(
                 out,
                 "  tree: one informerd at the upstream and {spare} relays of it, one of them to spare; the upstream has one client"
             )?;
-            writeln!(out, "  a lost relay: its watches are open again after {:.1} s", self.recovery(spare))?;
+        } else {
+            writeln!(out, "  replicas: {spare}, one of them to spare; the upstream has {spare} clients")?;
         }
+        writeln!(out, "  a lost process: its watches are open again after {:.1} s", self.recovery(spare))?;
         let share = config.watch.max_watchers as f64 * f64::from(config.limits.peer_share) / 100.0;
-        if each > share && config.limits.trusted_peers.is_empty() {
+        if each > share {
             writeln!(
                 out,
-                "  one address or user has {share:.0} of these watches at most (limits.peer_share): add a gateway or NAT to limits.trusted_peers"
+                "  one user, and one address that is not in limits.trusted_peers, has {share:.0} of these watches at most (limits.peer_share)"
             )?;
         }
         Ok(Ok(()))
@@ -252,6 +254,10 @@ mod tests {
     fn a_plan_says_what_decides() {
         let one = plan("subscribers=1000", "");
         assert!(one.contains("processes: 1, ") && !one.contains("tree"), "{one}");
+        assert!(
+            one.contains("replicas: 2") && one.contains("a lost process: its watches are open again after"),
+            "{one}"
+        );
         for (text, reason) in [
             ("subscribers=100000,rate=100,bytes=10,gbit=1000,memory=1000000", "its processors"),
             ("subscribers=100000,rate=10,bytes=100000,cores=1000", "its network"),
@@ -323,12 +329,14 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_one_address_is_named_unless_its_proxy_is() {
+    fn the_share_of_one_caller_is_named_if_it_is_less_than_the_watches_of_a_process() {
         let text = "subscribers=100000,rate=0.1";
-        assert!(plan(text, "").contains("limits.trusted_peers"), "{}", plan(text, ""));
-        for file in ["limits: { trusted_peers: [10.0.0.0/8] }", "limits: { peer_share: 100 }"] {
-            assert!(!plan(text, file).contains("limits.trusted_peers"), "{file}");
+        // A trusted peer has no share; one user behind it does.
+        for file in ["", "limits: { trusted_peers: [10.0.0.0/8] }"] {
+            assert!(plan(text, file).contains("has 25000 of these watches"), "{}", plan(text, file));
         }
+        assert!(!plan(text, "limits: { peer_share: 100 }").contains("limits.trusted_peers"));
+        assert!(!plan("subscribers=25000,rate=0.1", "").contains("limits.trusted_peers"));
     }
 
     #[test]

@@ -64,7 +64,7 @@ those of docs/configuration.md. */ -}}
 {{- $forResource = add $forResource (mul 2 (min 16 (div $forResource 4))) -}}
 {{- $clients := required "config.limits.memory: set it, such as 128MiB: the limit of the container depends on it" $limits.memory -}}
 {{- $sum := add 64 (include "informerd.mebibytes" .Values.memory.objects) -}}
-{{- $sum = add $sum (div (add (mul 22 (int64 .Values.memory.watchers)) 1023) 1024) -}}
+{{- $sum = add $sum (div (add (mul 27 (int64 .Values.memory.watchers)) 1023) 1024) -}}
 {{- $sum = add $sum (mul $forResource (len .Values.resources)) -}}
 {{- $verified := false -}}
 {{- range .Values.resources }}{{ if .verify_interval }}{{ $verified = true }}{{ end }}{{ end -}}
