@@ -136,7 +136,11 @@ async fn a_batch_is_compressed_once_whatever_the_room() {
         }
     }
     let plain = subscribe(None, PayloadFormat::Raw.into());
-    let read = |room| read(&world, &snapshot, &plain, (true, room)).0;
+    let read = |room| {
+        let (messages, events, _) = read(&world, &snapshot, &plain, (true, room));
+        assert_eq!(events, 200, "room for {room} bytes");
+        messages
+    };
     let messages = read(usize::MAX);
     assert!(messages.len() < 10 && messages.iter().all(|message| message.len() <= CHUNK_BYTES));
     let count = |room| read(room).len();
