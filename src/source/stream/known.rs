@@ -5,7 +5,7 @@
 
 use std::{
     borrow::Borrow,
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     hash::{Hash, Hasher},
     sync::Arc,
 };
@@ -20,8 +20,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) version: ResourceVersion,
-    /// Objects, each with the version of its last event, which may have changed nothing.
-    objects: HashMap<KeyedObject, u128, foldhash::fast::RandomState>,
+    objects: HashSet<KeyedObject, foldhash::fast::RandomState>,
+    /// Version of the last event of an object, if that changed nothing. That of all others is the version of the object.
+    repeated_at: HashMap<ObjectKey, u128, foldhash::fast::RandomState>,
     uids: Uids,
 }
 
@@ -34,12 +35,12 @@ struct KeyedObject(Arc<Object>);
 impl StreamState {
     /// Returns a state without objects, at this version.
     pub(super) fn new(version: ResourceVersion) -> Self {
-        Self { version, objects: HashMap::default(), uids: Uids::default() }
+        Self { version, objects: HashSet::default(), repeated_at: HashMap::default(), uids: Uids::default() }
     }
 
     /// Returns all objects.
     pub(super) fn list(&self) -> List {
-        let objects = self.objects.keys().map(|KeyedObject(object)| Arc::clone(object)).collect();
+        let objects = self.objects.iter().map(|KeyedObject(object)| Arc::clone(object)).collect();
         List::new(objects, self.version.clone())
     }
 
@@ -48,62 +49,71 @@ impl StreamState {
         self.version.clone_from(object.version());
         let now = self.version.number();
         if event_type == EventType::Deleted {
-            let before = self.objects.remove_entry(object.key());
-            let before = before.map(|(KeyedObject(old), before)| {
-                self.uids.release(&old);
-                before
-            });
+            let before = self.remove(object.key()).map(|(_, before)| before);
             return (Event::Deleted(Arc::new(object)), before);
         }
-        let old = self.objects.get_key_value(object.key()).map(|(KeyedObject(old), before)| (Arc::clone(old), *before));
-        let object = self.uids.claim(&object, old.as_ref().map(|(old, _)| &**old)).unwrap_or(object);
+        let old = self.objects.get(object.key()).map(|KeyedObject(old)| Arc::clone(old));
+        let before = old.as_ref().map(|old| self.last_event(old));
+        let object = self.uids.claim(&object, old.as_deref()).unwrap_or(object);
         let object = Arc::new(match &old {
-            Some((old, _)) => object.keyed_as(old),
+            Some(old) => object.keyed_as(old),
             None => object,
         });
         match &old {
             // The cache keeps the old one of two equal objects; so that there is one body, this does too.
-            Some((old, _)) if old.body() == object.body() && old.uid() == object.uid() => {}
-            // An insertion would keep the old key, which holds the old object.
-            Some((old, _)) => drop(self.objects.remove(old.key())),
-            None => {}
+            Some(old) if old.body() == object.body() && old.uid() == object.uid() => {
+                self.repeated_at.insert(old.key().clone(), now);
+            }
+            _ => {
+                self.repeated_at.remove(object.key());
+                self.objects.replace(KeyedObject(Arc::clone(&object)));
+            }
         }
-        self.objects.entry(KeyedObject(Arc::clone(&object))).and_modify(|at| *at = now).or_insert(now);
         let event = if event_type == EventType::Added { Event::Added(object) } else { Event::Modified(object) };
-        (event, old.map(|(_, before)| before))
+        (event, before)
+    }
+
+    /// Returns the version of the last event of an object.
+    fn last_event(&self, object: &Object) -> u128 {
+        self.repeated_at.get(object.key()).copied().unwrap_or_else(|| object.version().number())
+    }
+
+    /// Removes an object. Returns it, with the version of its last event.
+    fn remove(&mut self, key: &ObjectKey) -> Option<(Arc<Object>, u128)> {
+        let KeyedObject(object) = self.objects.take(key)?;
+        let last_event = self.last_event(&object);
+        self.repeated_at.remove(key);
+        self.uids.release(&object);
+        Some((object, last_event))
     }
 
     /// Returns the number of objects without an event after this version.
     pub(super) fn count_silent_since(&self, version: u128) -> usize {
-        self.objects.values().filter(|at| **at <= version).count()
+        self.objects.iter().filter(|KeyedObject(object)| self.last_event(object) <= version).count()
     }
 
     /// Removes the objects without an event after this version. Returns their deletions, sorted by key and all at one version.
     pub(super) fn remove_silent_since(&mut self, version: u128) -> Vec<Event> {
-        let removed = self.objects.extract_if(|_, at| *at <= version);
-        let mut removed: Vec<_> = removed.map(|(KeyedObject(object), _)| object).collect();
-        if removed.is_empty() {
+        let is_silent = |KeyedObject(object): &&KeyedObject| self.last_event(object) <= version;
+        let mut silent: Vec<_> =
+            self.objects.iter().filter(is_silent).map(|KeyedObject(object)| object.key().clone()).collect();
+        if silent.is_empty() {
             return Vec::new();
         }
-        removed.sort_unstable_by(|a, b| a.key().cmp(b.key()));
-        for object in &removed {
-            self.uids.release(object);
-        }
+        silent.sort_unstable();
+        let removed: Vec<_> = silent.iter().filter_map(|key| self.remove(key)).collect();
         self.version = self.version.next();
-        removed.iter().map(|object| Event::Deleted(Arc::new(object.at_version(self.version.clone())))).collect()
+        let deletion =
+            |(object, _): &(Arc<Object>, u128)| Event::Deleted(Arc::new(object.at_version(self.version.clone())));
+        removed.iter().map(deletion).collect()
     }
 
     /// Removes the objects with these keys. Returns their deletions, all at one version, and the versions of their last events.
     pub(super) fn expire(&mut self, keys: &[ObjectKey]) -> (Vec<Event>, Vec<u128>) {
         let next = self.version.next();
-        let removed = keys.iter().filter_map(|key| self.objects.remove_entry(key));
         let deletion = |object: Arc<Object>| Event::Removed(Arc::new(object.at_version(next.clone())), Cause::Expired);
-        let uids = &mut self.uids;
-        let expired = removed.map(|(KeyedObject(object), at)| {
-            uids.release(&object);
-            (deletion(object), at)
-        });
-        let expired: (Vec<_>, Vec<_>) = expired.unzip();
+        let removed = keys.iter().filter_map(|key| self.remove(key));
+        let expired: (Vec<_>, Vec<_>) = removed.map(|(object, last_event)| (deletion(object), last_event)).unzip();
         if !expired.0.is_empty() {
             self.version = next;
         }
@@ -191,7 +201,8 @@ mod tests {
         assert_eq!(event(&mut known, EventType::Added, "b", 1), Some(4), "the same bytes confirm it");
         assert_eq!(event(&mut known, EventType::Deleted, "d", 1), Some(5));
         assert_eq!(known.count_silent_since(silent), 2);
-        assert_eq!(event(&mut known, EventType::Modified, "b", 2), Some(6));
+        assert_eq!(event(&mut known, EventType::Modified, "b", 3), Some(6));
+        assert_eq!(event(&mut known, EventType::Modified, "b", 2), Some(8), "it is changed, no longer repeated");
         let events = known.remove_silent_since(silent);
         let shown: Vec<_> = events
             .iter()
@@ -200,8 +211,8 @@ mod tests {
                 other => panic!("{other:?}"),
             })
             .collect();
-        assert_eq!(shown, ["a@a.9", "c@a.9"]);
+        assert_eq!(shown, ["a@a.10", "c@a.10"]);
         assert_eq!(bodies(&known), [r#"{"metadata":{"name":"b"},"value":2}"#]);
-        assert_eq!((known.remove_silent_since(silent).len(), known.version.number()), (0, 9));
+        assert_eq!((known.remove_silent_since(silent).len(), known.version.number()), (0, 10));
     }
 }
