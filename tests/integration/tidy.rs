@@ -29,7 +29,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("audit", &["log_throttle"]),
     ("turns", &[]),
     ("auth", &["log_throttle", "model", "net", "turns"]),
-    ("transport", &["auth", "log_throttle", "net"]),
+    ("transport", &["auth", "log_throttle", "net", "turns"]),
     ("grpc", &["model", "watch", "cache", "log_throttle", "process", "proto", "audit", "auth", "transport", "turns"]),
     // The rows of the table write the plain types of the sources.
     ("config", &["model", "watch", "cache", "proto", "client", "net", "auth", "source"]),

@@ -29,7 +29,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("sync", 50, 3),
     ("telemetry", 700, 0),
     ("testing", 500, 0),
-    ("transport", 3650, 0),
+    ("transport", 3700, 0),
     ("turns", 400, 16),
     ("watch", 4500, 43),
 ];
