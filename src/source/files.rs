@@ -4,8 +4,8 @@
 //!             directory ──notify──▶ notices ─┐
 //!                 │                          ▼
 //!                 └──▶ scan ◀── engine ◀── live ──▶ Watch
-//!   root, read, decode, lookup    │  ▲
-//!    catalog, missing, unfinished ┘ └ Problems ──▶ SourceHealth
+//!   root, read, decode, readiness │  ▲
+//!                         catalog ┘ └ Problems ──▶ SourceHealth
 //! ```
 //!
 //! The application makes one source for each resource from its configuration; the resource's Reflector drives it. Problems of
@@ -18,9 +18,9 @@
 //! - The source scans the directory after a change notice and a quiet period, and at an interval. A scan reads the files whose
 //!   stamp has changed.
 //! - Only a deletion deletes: a document that cannot be parsed, or a directory that is absent, keeps its objects and is reported.
-//!   What was never read may be any object: while there is such a document nothing is deleted (`unread`).
-//!   A deletion is applied when it is certain (`missing`), also that of an object that its file no longer contains; a file that
-//!   is being written is applied when it is closed (`unfinished`).
+//!   What was never read may be any object: while there is such a document nothing is deleted.
+//!   An object that no file contains any more is deleted when that is certain (`engine`); a file that is being written is applied
+//!   when it is closed (`readiness`).
 //! - Only one list or watch is active; the next one ends the one before it.
 //!
 //! Unix only: identity and stamps of files are inode numbers and times of change.
@@ -31,17 +31,13 @@
 mod catalog;
 mod decode;
 mod engine;
-mod kinds;
 mod live;
-mod lookup;
-mod missing;
 mod notices;
 mod read;
+mod readiness;
 mod root;
 mod scan;
 mod source;
-mod unfinished;
-mod unread;
 
 #[cfg(test)]
 mod tests;

@@ -230,7 +230,6 @@ const FILE_READERS: &[(&str, &str)] = &[
     ("src/net/endpoint.rs", "blocking threads"),
     ("src/net/small_file.rs", "the start; then blocking threads"),
     ("src/process.rs", "any: /proc does not block"),
-    ("src/source/files/lookup.rs", "blocking threads"),
     ("src/source/files/read.rs", "blocking threads"),
     ("src/source/files/root.rs", "blocking threads"),
     ("src/source/files/scan.rs", "blocking threads"),

@@ -9,15 +9,11 @@
 //!   that replaces an equal one, changes nothing.
 //! - Every event is one version after the event before it; the first application is version 1 as a whole.
 //! - No two served objects have one uid.
-//! - An object that no file contains any more is served until the engine deletes it.
+//! - An object that no file contains any more, also because its file is missing, is served until the engine deletes it. A file
+//!   that contains it has precedence: an object that was moved and changed is served at once.
 //! - A file with parts that cannot be read keeps its last good objects, unless they are among the readable ones.
-//! - A missing file keeps its objects until it is deleted, but of two objects with one key that of an existing file has
-//!   precedence: a file that was moved and changed is served at once. A file that reappears without any readable content stays
-//!   missing, because its earlier content is older.
 //!
 //! `scan` finds files, `read` and `decode` read them; `source::problems` reports problems.
-
-mod uids;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map::Entry},
@@ -26,6 +22,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::{decode::Unread, root::FileId};
 use crate::{
@@ -44,11 +41,7 @@ pub(super) struct Catalog {
     /// Claims of files on keys, the served one of a key first.
     claims: BTreeSet<Claim>,
     /// Served objects that no file contains any more.
-    unclaimed: BTreeMap<ObjectKey, Arc<Object>>,
-    /// Keys with more than one claim.
-    contested: BTreeSet<ObjectKey>,
-    /// Number of objects of each kind, served or waiting. An object without a kind is not counted.
-    kinds: BTreeMap<Box<str>, usize>,
+    unclaimed: BTreeMap<ObjectKey, Unclaimed>,
     uids: Uids,
     /// Files that could not be read completely when they were last read.
     unread: BTreeMap<Arc<str>, Unread>,
@@ -70,27 +63,14 @@ pub(super) struct Stamp {
 #[derive(Debug)]
 pub(super) struct FileChange {
     pub(super) path: Arc<str>,
-    pub(super) finding: Finding,
+    /// State of the file when it was read; `None` if it could not be opened.
+    pub(super) stamp: Option<Stamp>,
+    /// False if the next scan has to read the file again.
+    pub(super) is_trusted: bool,
+    pub(super) content: Content,
 }
 
-#[derive(Debug)]
-pub(super) enum Finding {
-    /// The file was read. A `None` stamp is not trusted: the next scan reads the file again.
-    Read {
-        /// Identity of the file; `None` if it could not be opened.
-        id: Option<FileId>,
-        stamp: Option<Stamp>,
-        content: Content,
-    },
-    /// The file was not found. Its objects are served, except for those that an existing file contains as well.
-    Missing,
-    /// The file was missing, and exists again unchanged. Not for one that cannot be used, or is being written.
-    Found,
-    /// The file was deleted, and its objects with it.
-    Gone,
-}
-
-/// Content of a file that was read.
+/// Content of a file.
 #[derive(Debug)]
 pub(super) enum Content {
     /// All of its objects. They have [`Catalog::next_version`]; the catalog replaces it where another one is due.
@@ -100,16 +80,18 @@ pub(super) enum Content {
     /// Objects of the parts that could be read, and the others: incomplete, too large or not readable. The last good objects
     /// that are not among these stay.
     Partial(Vec<Object>, Unread),
+    /// The file does not exist any more.
+    Absent,
 }
 
+/// Known file.
 #[derive(Debug, Default)]
-struct FileRecord {
-    stamp: Option<Stamp>,
-    /// Identity of the file that was last opened, unless the stamp has it.
-    opened: Option<Box<FileId>>,
-    is_missing: bool,
+pub(super) struct FileRecord {
+    /// State of the file when it was last opened.
+    pub(super) stamp: Option<Stamp>,
+    pub(super) is_trusted: bool,
     /// Objects of the file, nearly always one.
-    objects: SmallVec<[Arc<Object>; 1]>,
+    pub(super) objects: SmallVec<[Arc<Object>; 1]>,
     /// Number of those at their end that are the last good ones, and may be in a part that cannot be read now.
     kept: u32,
 }
@@ -118,14 +100,21 @@ struct FileRecord {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     key: ObjectKey,
-    /// True if the file is missing.
-    is_missing: bool,
     path: Arc<str>,
     position: u32,
 }
 
-/// Objects served before an application, under the keys that it touches.
-type Before = HashMap<ObjectKey, Option<Arc<Object>>, RandomState>;
+/// Served object that no file contains any more.
+#[derive(Debug)]
+struct Unclaimed {
+    object: Arc<Object>,
+    /// File that had it last.
+    path: Arc<str>,
+    since: Instant,
+}
+
+/// Objects served before an application with their files, under the keys that it touches.
+type Before = HashMap<ObjectKey, Option<(Arc<Object>, Arc<str>)>, RandomState>;
 
 // === impl Catalog ===
 
@@ -138,8 +127,6 @@ impl Catalog {
             files: HashMap::default(),
             claims: BTreeSet::new(),
             unclaimed: BTreeMap::new(),
-            contested: BTreeSet::new(),
-            kinds: BTreeMap::new(),
             uids: Uids::default(),
             unread: BTreeMap::new(),
         }
@@ -166,31 +153,28 @@ impl Catalog {
             last = Some(&claim.key);
         }
         if !self.unclaimed.is_empty() {
-            objects.extend(self.unclaimed.values().cloned());
+            objects.extend(self.unclaimed.values().map(|unclaimed| unclaimed.object.clone()));
             objects.sort_unstable_by(|a, b| a.key().cmp(b.key()));
         }
         objects
     }
 
-    /// Returns the served objects that no file contains any more, by key.
-    pub(super) fn unclaimed(&self) -> &BTreeMap<ObjectKey, Arc<Object>> {
-        &self.unclaimed
+    /// Returns true if there are served objects that no file contains any more.
+    pub(super) fn has_unclaimed(&self) -> bool {
+        !self.unclaimed.is_empty()
     }
 
-    /// Returns the known file at this path, and its stamp.
-    pub(super) fn file(&self, path: &str) -> Option<(&Arc<str>, Option<&Stamp>)> {
-        self.files.get_key_value(path).map(|(path, record)| (path, record.stamp.as_ref()))
+    /// Returns the known file at this path.
+    pub(super) fn file(&self, path: &str) -> Option<(&Arc<str>, &FileRecord)> {
+        self.files.get_key_value(path).map(|(path, record)| (path, &**record))
     }
 
-    /// Returns a known file's identity when it was last read, and the number of its objects.
-    pub(super) fn read_as(&self, path: &str) -> Option<(FileId, usize)> {
-        let record = self.files.get(path)?;
-        record.id().map(|id| (id, record.objects.len()))
-    }
-
-    /// Returns true if a file at this path may have had objects: it has some, or nothing is known of it.
+    /// Returns true if a file at this path may have had objects: it has or had some, or nothing is known of it.
     pub(super) fn may_have_had(&self, path: &str) -> bool {
-        self.number == 0 || self.unread.contains_key(path) || self.has_objects(path)
+        self.number == 0
+            || self.unread.contains_key(path)
+            || self.files.get(path).is_some_and(|record| !record.objects.is_empty())
+            || self.unclaimed.values().any(|unclaimed| *unclaimed.path == *path)
     }
 
     /// Returns true if these are the known objects of a file. A scan that reads all files again need not keep the unchanged ones
@@ -208,14 +192,20 @@ impl Catalog {
         self.files.keys()
     }
 
-    /// Returns the number of known files.
-    pub(super) fn len(&self) -> usize {
-        self.files.len()
+    /// Returns true if a file has an object.
+    pub(super) fn has_objects(&self) -> bool {
+        !self.claims.is_empty()
     }
 
-    /// Returns the kinds of all objects.
-    pub(super) fn kinds(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.kinds.keys().map(|kind| &**kind)
+    /// Returns the kinds of all objects, served or waiting, except for those without a kind.
+    pub(super) fn kinds(&self) -> BTreeSet<Box<str>> {
+        let mut kinds = BTreeSet::new();
+        for object in self.files.values().flat_map(|record| &record.objects) {
+            if !object.kind().is_empty() && !kinds.contains(object.kind()) {
+                kinds.insert(object.kind().into());
+            }
+        }
+        kinds
     }
 
     /// Returns the files with parts that cannot be read: the path, the parts, and the number of last good objects that are kept
@@ -225,16 +215,10 @@ impl Catalog {
         self.unread.iter().map(move |(path, unread)| (path, unread, kept(path)))
     }
 
-    /// Returns the existing ones among these that may contain any object: there are more parts than last good objects.
-    pub(super) fn unknown(&self) -> impl Iterator<Item = (&Arc<str>, &Unread)> {
-        let is_missing = |path| self.files.get(path).is_some_and(|record| record.is_missing);
-        let unknown = self.unread().filter(move |(path, unread, kept)| unread.count > *kept && !is_missing(*path));
-        unknown.map(|(path, unread, _)| (path, unread))
-    }
-
-    /// Returns true if the file at this path has objects.
-    pub(super) fn has_objects(&self, path: &str) -> bool {
-        self.files.get(path).is_some_and(|record| !record.objects.is_empty())
+    /// Returns the first of these that may contain any object: it has more parts than last good objects.
+    pub(super) fn unknown(&self) -> Option<(&Arc<str>, &Unread)> {
+        let mut unknown = self.unread().filter(|(_, unread, kept)| unread.count > *kept);
+        unknown.next().map(|(path, unread, _)| (path, unread))
     }
 
     /// Begins with the objects of an earlier run, and the keys of each file as it was read last. No file has them yet.
@@ -245,15 +229,14 @@ impl Catalog {
         for (path, keys) in files {
             let known: SmallVec<[Arc<Object>; 1]> = keys.iter().filter_map(|key| objects.get(key).cloned()).collect();
             let kept = known.len() as u32;
-            for object in &known {
-                self.count_kind(object.kind(), true);
-            }
             let record = FileRecord { objects: known, kept, ..FileRecord::default() };
             self.claims.extend(record.claims(&path));
             self.files.insert(path, Box::new(record));
         }
-        let is_claimed = |key: &ObjectKey| self.claims_of(key).next().is_some();
-        self.unclaimed = objects.into_iter().filter(|(key, _)| !is_claimed(key)).collect();
+        let (path, since) = (Arc::from(""), Instant::now());
+        let unclaimed = objects.into_iter().filter(|(key, _)| self.claims_of(key).next().is_none());
+        self.unclaimed =
+            unclaimed.map(|(key, object)| (key, Unclaimed { object, path: Arc::clone(&path), since })).collect();
     }
 
     /// Returns the files, and the keys of their objects.
@@ -264,27 +247,43 @@ impl Catalog {
     /// Returns the objects that are not served because another one has their key: the key, the served path, the waiting
     /// path.
     pub(super) fn duplicates(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<str>, &Arc<str>)> {
-        self.contested.iter().flat_map(move |key| {
-            let served = self.claims_of(key).next().map(|claim| &claim.path);
-            let waiting = || self.claims_of(key).skip(1).filter(|claim| !claim.is_missing);
-            served.into_iter().flat_map(move |served| waiting().map(move |claim| (key, served, &claim.path)))
+        let mut first: Option<&Claim> = None;
+        self.claims.iter().filter_map(move |claim| match first {
+            Some(served) if served.key == claim.key => Some((&claim.key, &served.path, &claim.path)),
+            _ => {
+                first = Some(claim);
+                None
+            }
         })
     }
 
-    /// Deletes these of the objects that no file contains any more. Returns the deletions.
-    pub(super) fn delete(&mut self, keys: &[ObjectKey]) -> Vec<Event> {
-        let deleted: Vec<_> = keys.iter().filter_map(|key| self.unclaimed.remove(key)).collect();
-        let deleted = deleted.into_iter().map(|object| {
-            self.uids.release(&object);
+    /// Returns the objects with another uid than their own, with the file of each, and the object that has it.
+    pub(super) fn repeated_uids(&self) -> impl Iterator<Item = (&Arc<str>, &ObjectKey, &str, Option<&ObjectKey>)> {
+        let path = |key| self.claims_of(key).next().map(|claim| &claim.path);
+        self.uids.repeated().filter_map(move |(key, uid, other)| Some((path(key)?, key, uid, other)))
+    }
+
+    /// Restarts the wait of the objects that no file contains any more.
+    pub(super) fn hold(&mut self, now: Instant) {
+        self.unclaimed.values_mut().for_each(|unclaimed| unclaimed.since = now);
+    }
+
+    /// Deletes those of the objects in no file whose deletion is certain, by the time since which they are. Returns the deletions.
+    pub(super) fn delete(&mut self, is_certain: impl Fn(Instant) -> bool) -> Vec<Event> {
+        let all = std::mem::take(&mut self.unclaimed).into_iter();
+        let (deleted, rest): (BTreeMap<_, _>, _) = all.partition(|(_, unclaimed)| is_certain(unclaimed.since));
+        self.unclaimed = rest;
+        let deleted = deleted.into_values().map(|unclaimed| {
+            self.uids.release(&unclaimed.object);
             self.number += 1;
-            Event::Deleted(Arc::new(object.at_version(self.version())))
+            Event::Deleted(Arc::new(unclaimed.object.at_version(self.version())))
         });
         deleted.collect()
     }
 
     /// Applies the result of a scan, as a whole. Returns the changes, sorted by key, without deletions. The first application has
     /// no events, because there was no state before it.
-    pub(super) fn apply(&mut self, changes: Vec<FileChange>) -> Vec<Event> {
+    pub(super) fn apply(&mut self, changes: Vec<FileChange>, now: Instant) -> Vec<Event> {
         let mut before = Before::default();
         for change in changes {
             self.take_over(change, &mut before);
@@ -293,91 +292,55 @@ impl Catalog {
         let mut touched: Vec<_> = before.into_iter().collect();
         touched.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let mut events = Vec::new();
-        let mut present = Vec::new();
         for (key, old) in touched {
-            let (winner, is_contested) = {
-                let mut claims = self.claims_of(&key);
-                (claims.next().cloned(), claims.next().is_some())
-            };
-            if is_contested {
-                self.contested.insert(key.clone());
-            } else {
-                self.contested.remove(&key);
-            }
+            let winner = self.claims_of(&key).next().cloned();
             match (old, winner) {
-                (Some(old), None) => drop(self.unclaimed.insert(key, old)),
+                (Some((object, path)), None) => {
+                    self.unclaimed.entry(key).or_insert(Unclaimed { object, path, since: now });
+                }
                 (old, Some(winner)) => {
                     self.unclaimed.remove(&key);
-                    present.push((old, winner));
+                    events.extend(self.serve(old.map(|(object, _)| object), &winner, first));
                 }
                 (None, None) => {}
             }
         }
         if first {
-            // All at once: the objects were decoded with version 1 already.
             self.number = 1;
             // In the order of their keys, the nodes are left half empty.
             self.claims = std::mem::take(&mut self.claims).into_iter().collect();
-            self.claim_uids();
-            return events;
-        }
-        for (old, winner) in present {
-            events.extend(self.serve(old, &winner));
         }
         events
     }
 
     fn take_over(&mut self, change: FileChange, before: &mut Before) {
-        let FileChange { path, finding } = change;
-        let (id, stamp, content) = match finding {
-            Finding::Read { id, stamp, content } => (id, stamp, content),
-            Finding::Missing => return self.set_missing(&path, true, before),
-            Finding::Found => return self.set_missing(&path, false, before),
-            Finding::Gone => {
-                self.unread.remove(&path);
-                self.replace(&path, Vec::new(), false, before);
-                self.files.remove(&path);
-                return;
-            }
-        };
+        let FileChange { path, stamp, is_trusted, content } = change;
         let record = self.files.entry(path.clone()).or_default();
-        record.is_read(id, stamp);
-        let is_readable = !matches!(&content, Content::Partial(objects, _) if objects.is_empty());
-        if is_readable {
-            self.set_missing(&path, false, before);
+        (record.stamp, record.is_trusted) = (stamp.or(record.stamp), is_trusted);
+        if let Content::Partial(_, unread) = &content {
+            self.unread.insert(path.clone(), unread.clone());
+        } else {
+            self.unread.remove(&path);
         }
         match content {
-            Content::Same => drop(self.unread.remove(&path)),
-            Content::Objects(objects) => {
-                self.unread.remove(&path);
-                self.replace(&path, objects, false, before);
-            }
-            Content::Partial(objects, unread) => {
-                self.unread.insert(path.clone(), unread);
-                self.replace(&path, objects, true, before);
+            Content::Same => {}
+            Content::Objects(objects) => self.replace(&path, objects, false, before),
+            Content::Partial(objects, _) => self.replace(&path, objects, true, before),
+            Content::Absent => {
+                self.replace(&path, Vec::new(), false, before);
+                self.files.remove(&path);
             }
         }
-    }
-
-    /// Moves a file's claims behind those of existing files, or back among them.
-    fn set_missing(&mut self, path: &Arc<str>, is_missing: bool, before: &mut Before) {
-        let Some(record) = self.files.get_mut(path).filter(|record| record.is_missing != is_missing) else { return };
-        let old: Vec<_> = record.claims(path).collect();
-        record.is_missing = is_missing;
-        let new: Vec<_> = record.claims(path).collect();
-        self.remember(old.iter().map(|claim| &claim.key), before);
-        for claim in &old {
-            self.claims.remove(claim);
-        }
-        self.claims.extend(new);
     }
 
     /// Records the objects served under these keys, unless they are recorded already.
     fn remember<'k>(&self, keys: impl Iterator<Item = &'k ObjectKey>, before: &mut Before) {
         for key in keys {
             if let Entry::Vacant(entry) = before.entry(key.clone()) {
-                let claimed = self.claims_of(key).next().and_then(|claim| self.claimed(claim));
-                entry.insert(claimed.or_else(|| self.unclaimed.get(key)).cloned());
+                let claim = self.claims_of(key).next();
+                let claimed = claim.and_then(|claim| Some((self.claimed(claim)?.clone(), claim.path.clone())));
+                let unclaimed = || self.unclaimed.get(key).map(|of| (of.object.clone(), of.path.clone()));
+                entry.insert(claimed.or_else(unclaimed));
             }
         }
     }
@@ -394,12 +357,8 @@ impl Catalog {
             objects.extend(old.iter().filter(|object| !keys.contains(object.key())).cloned());
         }
         self.remember(old.iter().chain(&objects).map(|object| object.key()), before);
-        for (claim, object) in old_claims.iter().zip(&old) {
+        for claim in &old_claims {
             self.claims.remove(claim);
-            self.count_kind(object.kind(), false);
-        }
-        for object in &objects {
-            self.count_kind(object.kind(), true);
         }
         if let Some(record) = self.files.get_mut(path) {
             record.kept = (objects.len() - read) as u32;
@@ -408,8 +367,9 @@ impl Catalog {
         }
     }
 
-    /// Serves the first claim of a key: `old` itself if it is the same, or else a change with its version.
-    fn serve(&mut self, old: Option<Arc<Object>>, winner: &Claim) -> Option<Event> {
+    /// Serves the first claim of a key: `old` itself if it is the same, or else a change with its version, unless the state is
+    /// the first one.
+    fn serve(&mut self, old: Option<Arc<Object>>, winner: &Claim, first: bool) -> Option<Event> {
         let next = self.next_version();
         let slot = self.files.get_mut(&winner.path)?.objects.get_mut(winner.position as usize)?;
         let added = match old {
@@ -427,6 +387,9 @@ impl Catalog {
         if *slot.version() != next {
             *slot = Arc::new(slot.at_version(next));
         }
+        if first {
+            return None;
+        }
         let object = slot.clone();
         self.number += 1;
         Some(if added { Event::Added(object) } else { Event::Modified(object) })
@@ -434,28 +397,12 @@ impl Catalog {
 
     /// Returns the claims on a key, the served one first.
     fn claims_of<'c>(&'c self, key: &'c ObjectKey) -> impl Iterator<Item = &'c Claim> {
-        let first = Claim { key: key.clone(), is_missing: false, path: Arc::from(""), position: 0 };
+        let first = Claim { key: key.clone(), path: Arc::from(""), position: 0 };
         self.claims.range(first..).take_while(move |claim| claim.key == *key)
     }
 
     fn claimed(&self, claim: &Claim) -> Option<&Arc<Object>> {
         self.files.get(&claim.path)?.objects.get(claim.position as usize)
-    }
-
-    fn count_kind(&mut self, kind: &str, more: bool) {
-        if kind.is_empty() {
-            return;
-        }
-        match self.kinds.get_mut(kind) {
-            Some(count) if more => *count += 1,
-            Some(count) if *count > 1 => *count -= 1,
-            Some(_) => {
-                self.kinds.remove(kind);
-            }
-            None => {
-                self.kinds.insert(kind.into(), 1);
-            }
-        }
     }
 }
 
@@ -464,25 +411,9 @@ impl Catalog {
 impl FileRecord {
     /// Returns the claims of the file at this path on the keys of its objects.
     fn claims(&self, path: &Arc<str>) -> impl Iterator<Item = Claim> {
-        let Self { is_missing, objects, .. } = self;
-        (0..).zip(objects).map(move |(position, object)| Claim {
-            key: object.key().clone(),
-            is_missing: *is_missing,
-            path: path.clone(),
-            position,
-        })
-    }
-
-    /// Returns the identity of the file when it was last opened.
-    fn id(&self) -> Option<FileId> {
-        self.opened.as_deref().copied().or(self.stamp.map(|stamp| stamp.id))
-    }
-
-    /// Records that the file was read; without an identity, it could not be opened.
-    fn is_read(&mut self, id: Option<FileId>, stamp: Option<Stamp>) {
-        let id = id.or(self.id());
-        self.opened = id.filter(|id| stamp.is_none_or(|stamp| stamp.id != *id)).map(Box::new);
-        self.stamp = stamp;
+        let claim =
+            |(position, object): (u32, &Arc<Object>)| Claim { key: object.key().clone(), path: path.clone(), position };
+        (0..).zip(&self.objects).map(claim)
     }
 }
 

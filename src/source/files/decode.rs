@@ -16,7 +16,6 @@
 //!
 //! `scan` selects the files and limits their size; `catalog` selects one of two objects with one key.
 
-mod fault;
 mod list;
 mod place;
 mod text;
@@ -28,12 +27,14 @@ use serde_json::{Value, value::RawValue};
 use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
 
 use self::{
-    fault::{Fault, Problem},
     list::{Implied, list_head},
-    place::Step,
-    text::{decoded, documents, place},
+    place::{Step, find, word_at},
+    text::{Document, decoded, documents, place},
 };
-use crate::model::{Object, ObjectError, ResourceVersion, json_problem};
+use crate::{
+    model::{FieldError, Object, ObjectError, ResourceVersion, json_problem},
+    source::text::one_line,
+};
 
 /// Format of a file, by the extension of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,12 +65,32 @@ struct Decoder<'a> {
     path: &'a str,
     kind: Option<&'a str>,
     version: &'a ResourceVersion,
+    part: Part<'a>,
+    /// Name of the part, if it is not the only one.
+    within: String,
     /// Number of objects without a name so far, of any kind.
     unnamed: usize,
     objects: Vec<Object>,
-    faults: Vec<Fault>,
-    /// Number of faults, including those that are not shown.
+    /// First faults, each with its place in the file and in the words of the file's author.
+    faults: Vec<String>,
+    /// Number of all faults.
     count: usize,
+}
+
+/// Part of a file in which faults are searched.
+enum Part<'a> {
+    /// All of it; there must be no fault.
+    Whole,
+    /// Text that contains the values themselves.
+    Json(&'a str),
+    /// YAML document, and its limit of replayed events.
+    Document(&'a Document<'a>, usize),
+}
+
+/// Reason why a value cannot be read.
+enum Problem {
+    Field(FieldError),
+    Other(String),
 }
 
 /// Kind of an object that cannot be read otherwise.
@@ -135,7 +156,7 @@ pub(super) fn decode(
         return empty().json(&text);
     }
     // YAML, also in a file that is called `.json`.
-    let decoded = empty().yaml(&text);
+    let decoded = empty().yaml_at_once(&text).unwrap_or_else(|| empty().yaml_by_document(&text, &documents(&text)));
     if decoded.unread.is_some() && is_json_like {
         // JSON values one after the other are no YAML.
         let as_json = empty().json(&text);
@@ -150,52 +171,31 @@ pub(super) fn decode(
 
 impl<'a> Decoder<'a> {
     fn new(path: &'a str, kind: Option<&'a str>, version: &'a ResourceVersion) -> Self {
-        Self { path, kind, version, unnamed: 0, objects: Vec::new(), faults: Vec::new(), count: 0 }
+        let (part, within, objects, faults) = (Part::Whole, String::new(), Vec::new(), Vec::new());
+        Self { path, kind, version, part, within, unnamed: 0, objects, faults, count: 0 }
     }
 
     fn finish(self) -> Decoded {
         let Self { objects, faults, count, .. } = self;
-        let shown = faults.iter().map(Fault::to_line).collect::<Vec<_>>().join("; ");
-        let more = count.saturating_sub(faults.len());
+        let (shown, more) = (faults.join("; "), count.saturating_sub(faults.len()));
         let reason = if more == 0 { shown } else { format!("{shown}; and {more} more") };
         Decoded { objects, unread: (count > 0).then_some(Unread { count, reason }) }
     }
 
-    fn json(mut self, text: &str) -> Decoded {
-        let values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
-        let mut count = 0_usize;
-        for value in values {
-            count += 1;
-            let first = self.faults.len();
-            let base = match value {
-                Ok(value) => {
-                    self.value(value.get().as_bytes(), &Implied::default(), &mut Vec::new());
-                    value.get()
-                }
+    fn json(mut self, text: &'a str) -> Decoded {
+        self.part = Part::Json(text);
+        for (at, value) in serde_json::Deserializer::from_str(text).into_iter::<&RawValue>().enumerate() {
+            self.within = if at > 0 { format!("value {}, ", at + 1) } else { String::new() };
+            match value {
+                Ok(value) => self.value(value.get().as_bytes(), &Implied::default(), &mut Vec::new()),
                 Err(error) => {
-                    let problem = json_problem(&error);
-                    let problem = problem.rsplit_once(" at line ").map_or(&*problem, |(problem, _)| problem);
-                    self.fault(&[], Problem::Other(problem.to_owned()));
-                    self.place_from(first, Some((error.line(), error.column())), count);
+                    let place = Some((error.line(), error.column()));
+                    self.fault(&[], &[], Problem::Other(without_place(&error)), place);
                     break;
                 }
-            };
-            let begin = base.as_ptr().addr().saturating_sub(text.as_ptr().addr());
-            for fault in &mut self.faults[first..] {
-                let offset = begin + fault.offset_in(base).unwrap_or_default();
-                fault.place = Some(place(text, offset));
-                fault.within = if count > 1 { format!("value {count}, ") } else { String::new() };
             }
         }
         self.finish()
-    }
-
-    fn yaml(self, text: &str) -> Decoded {
-        let (path, kind, version) = (self.path, self.kind, self.version);
-        match self.yaml_at_once(text) {
-            Some(decoded) => decoded,
-            None => Self::new(path, kind, version).yaml_by_document(text),
-        }
     }
 
     /// Reads a text in which every document can be read; `None` for any other.
@@ -210,38 +210,32 @@ impl<'a> Decoder<'a> {
         Some(self.finish())
     }
 
-    fn yaml_by_document(mut self, text: &str) -> Decoded {
-        let documents = documents(text);
+    fn yaml_by_document(mut self, text: &str, documents: &'a [Document<'a>]) -> Decoded {
         if documents.len() > MAX_DOCUMENTS {
-            self.fault(&[], Problem::Other(format!("more than {MAX_DOCUMENTS} documents; split the file")));
+            let problem = format!("more than {MAX_DOCUMENTS} documents; split the file");
+            self.fault(&[], &[], Problem::Other(problem), None);
             return self.finish();
         }
         for (at, document) in documents.iter().enumerate() {
-            let first = self.faults.len();
             let share = (MAX_REPLAYED_EVENTS * document.text.len()).div_ceil(text.len().max(1));
-            let limits = || options(share.max(MIN_REPLAYED_EVENTS));
-            match serde_saphyr::from_multiple_with_options::<Value>(document.text, limits()) {
-                Ok(values) => {
-                    for value in values {
-                        self.yaml_value(value);
-                    }
-                    for fault in &mut self.faults[first..] {
-                        fault.find_in(document, limits());
-                    }
-                }
+            let limit = share.max(MIN_REPLAYED_EVENTS);
+            self.part = Part::Document(document, limit);
+            self.within = if documents.len() > 1 { format!("document {}, ", at + 1) } else { String::new() };
+            match serde_saphyr::from_multiple_with_options::<Value>(document.text, options(limit)) {
+                Ok(values) => values.into_iter().for_each(|value| self.yaml_value(value)),
                 Err(error) => {
                     let error = error.without_snippet();
                     let number = |number: u64| usize::try_from(number).unwrap_or_default();
                     let found = error.location().filter(|found| found.line() > 0);
-                    self.fault(&[], Problem::Other(explain(error)));
-                    let found =
+                    let place =
                         found.map(|found| (number(found.line()) + document.lines_before, number(found.column())));
-                    self.place_from(first, found, 1);
+                    self.fault(
+                        &[],
+                        &[],
+                        Problem::Other(explain(error)),
+                        place.or(Some((document.lines_before + 1, 1))),
+                    );
                 }
-            }
-            for fault in &mut self.faults[first..] {
-                fault.within = if documents.len() > 1 { format!("document {}, ", at + 1) } else { String::new() };
-                fault.place = fault.place.or(Some((document.lines_before + 1, 1)));
             }
         }
         self.finish()
@@ -250,7 +244,8 @@ impl<'a> Decoder<'a> {
     fn yaml_value(&mut self, mut value: Value) {
         if value.is_string() {
             // The first letters of an incomplete mapping are a YAML string too, which is never intended.
-            return self.fault(&[], Problem::Other("a string is not a manifest (is the file half-written?)".into()));
+            let problem = "a string is not a manifest (is the file half-written?)";
+            return self.fault(&[], &[], Problem::Other(problem.into()), None);
         }
         if value.as_object().is_some_and(serde_json::Map::is_empty) {
             return;
@@ -261,7 +256,7 @@ impl<'a> Decoder<'a> {
                 drop(value);
                 self.value(&json, &Implied::default(), &mut Vec::new());
             }
-            Err(error) => self.fault(&[], Problem::Other(error.to_string())),
+            Err(error) => self.fault(&[], &[], Problem::Other(error.to_string()), None),
         }
     }
 
@@ -278,7 +273,8 @@ impl<'a> Decoder<'a> {
             return;
         };
         if steps.len() >= 2 * MAX_LIST_DEPTH {
-            return self.fault(steps, Problem::Other(format!("lists nested too deeply (limit: {MAX_LIST_DEPTH})")));
+            let problem = format!("lists nested too deeply (limit: {MAX_LIST_DEPTH})");
+            return self.fault(json, steps, Problem::Other(problem), None);
         }
         steps.push(Step::Key("items".to_owned()));
         match serde_json::from_str::<Vec<&RawValue>>(items) {
@@ -289,7 +285,7 @@ impl<'a> Decoder<'a> {
                     steps.pop();
                 }
             }
-            Err(error) => self.fault(steps, Problem::Other(json_problem(&error))),
+            Err(error) => self.fault(items.as_bytes(), steps, Problem::Other(json_problem(&error)), None),
         }
         steps.pop();
     }
@@ -326,29 +322,61 @@ impl<'a> Decoder<'a> {
         }
         let problem = match error {
             ObjectError::Field(error) => Problem::Field(error),
-            ObjectError::Json(error) => {
-                let problem = json_problem(&error);
-                Problem::Other(problem.rsplit_once(" at line ").map_or(&*problem, |(problem, _)| problem).to_owned())
-            }
+            ObjectError::Json(error) => Problem::Other(without_place(&error)),
             error => Problem::Other(error.to_string()),
         };
-        self.fault(steps, problem);
+        self.fault(json, steps, problem, None);
     }
 
-    fn fault(&mut self, steps: &[Step], problem: Problem) {
+    /// Records that the value `json`, to which these steps lead, cannot be read. Finds its place, unless that is known.
+    fn fault(&mut self, json: &[u8], steps: &[Step], mut problem: Problem, place: Option<(usize, usize)>) {
         self.count += 1;
-        if self.faults.len() < MAX_FAULTS {
-            self.faults.push(Fault::new(steps, problem));
+        if self.faults.len() == MAX_FAULTS {
+            return;
         }
+        let place = match self.part {
+            _ if place.is_some() => place,
+            Part::Whole => None,
+            Part::Json(text) => {
+                let begin = json.as_ptr().addr().saturating_sub(text.as_ptr().addr());
+                let offset = match &problem {
+                    Problem::Field(error) => std::str::from_utf8(json).ok().and_then(|json| error.offset_in(json)),
+                    Problem::Other(_) => None,
+                };
+                Some(self::place(text, begin + offset.unwrap_or_default()))
+            }
+            Part::Document(document, limit) => {
+                let mut steps = steps.to_vec();
+                if let Problem::Field(error) = &problem {
+                    steps.extend(error.keys().iter().cloned().map(Step::Key));
+                }
+                let found = find(document.text, options(limit), &steps);
+                if let (Problem::Field(error), Some(found)) = (&problem, found) {
+                    // As the value is written there.
+                    problem = Problem::Field(error.clone().written_as(word_at(document.text, found)));
+                }
+                let (line, column) = found.unwrap_or((1, 1));
+                Some((line + document.lines_before, column))
+            }
+        };
+        let name = |step: &Step| match step {
+            Step::Key(key) => key.clone(),
+            Step::Item(at) => format!("[{at}]: "),
+        };
+        let way: String = steps.iter().map(name).collect();
+        let place = place.map(|(line, column)| format!("line {line}, column {column}: ")).unwrap_or_default();
+        let problem = match problem {
+            Problem::Field(error) => error.to_string(),
+            Problem::Other(problem) => problem,
+        };
+        self.faults.push(one_line(&format!("{}{place}{way}{problem}", self.within)));
     }
+}
 
-    /// Sets the place of the faults from this one on, and the number of their value.
-    fn place_from(&mut self, first: usize, place: Option<(usize, usize)>, value: usize) {
-        for fault in &mut self.faults[first..] {
-            fault.place = place;
-            fault.within = if value > 1 { format!("value {value}, ") } else { String::new() };
-        }
-    }
+/// Returns the problem without its place, which is that in a part of the file.
+fn without_place(error: &serde_json::Error) -> String {
+    let problem = json_problem(error);
+    problem.rsplit_once(" at line ").map_or(&*problem, |(problem, _)| problem).to_owned()
 }
 
 fn options(max_replayed_events: usize) -> Options {

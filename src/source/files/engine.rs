@@ -6,10 +6,19 @@
 //! Invariants:
 //! - A scan is applied as a whole or not at all: if the directory was absent, or was replaced before the end of the scan,
 //!   nothing is applied, and so nothing is deleted.
-//! - Additions and modifications are applied at once, a deletion only when it is certain (`missing`): a file that a walk has
-//!   missed is deleted by a later walk, which has read all earlier writes. A different directory at the path, such as the
-//!   mount point of an unmounted volume, counts as unavailable while it has no manifests.
-//! - While a part of a file that was never read before cannot be read (`unread`), nothing is deleted: it may contain any object.
+//! - Additions and modifications are applied at once. An object that no file contains any more is deleted by a later scan, because
+//!   one walk can fall into the middle of `rm -rf DIRECTORY` or of a checkout:
+//!
+//! | directory | deletion |
+//! |---|---|
+//! | the served one | after a quiet period without changes |
+//! | another one, with files | after a rescan without changes |
+//! | another one, without files, such as the mount point of an unmounted volume | never: the directory counts as unavailable |
+//!
+//! - It waits for files whose content, which may contain the object, is not applied yet; for six rescans at most.
+//! - While a part of a file that was never read before cannot be read, nothing is deleted: it may contain any object. While
+//!   there has been one ever since the start, the resource is incomplete: clients of an earlier run, which may have more objects
+//!   than this one, keep what they have.
 //! - A cancelled scan changes nothing.
 //!
 //! `live` decides when to scan.
@@ -17,7 +26,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::SystemTime,
 };
 
 use parking_lot::Mutex;
@@ -27,24 +35,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     FilesConfig,
-    catalog::{Catalog, Content, FileChange, Finding},
-    kinds::kinds_advice,
-    lookup::{Lookup, look_up},
-    missing::{DeletionDelay, Missing},
+    catalog::{Catalog, Content, FileChange},
     notices::Notices,
     root::{DirectoryId, Root},
-    scan::{Scan, ScanError, Scanner, may_hold},
-    unfinished::{Shrunk, Signs},
-    unread::UnreadParts,
+    scan::{Pending, Scan, ScanError, Scanner, may_hold},
 };
 use crate::{
-    cache::{List, Problem, ProblemReason, SourceHealth},
+    cache::{List, Problem, ProblemReason, SourceError, SourceHealth},
     model::{Event, Lineage, ObjectKey, ResourceVersion},
     source::{
         problems::Problems,
         text::{escaped, one_line},
     },
 };
+
+/// Limit of the kinds that a warning shows flags for.
+const SHOWN_KINDS: usize = 8;
 
 /// State of one directory.
 #[derive(Debug)]
@@ -53,42 +59,30 @@ pub(super) struct Engine {
     health: SourceHealth,
     catalog: Catalog,
     problems: Problems,
-    /// Directory of the catalog. A different one replaces it once nothing is missing in it.
+    /// Directory of the catalog. A different one replaces it once all is applied.
     settled: Option<DirectoryId>,
-    missing: Missing<Arc<str>>,
-    /// Objects that no file contains any more.
-    lost: Missing<ObjectKey>,
-    /// True if the last walk did not meet all existing files.
-    was_torn: bool,
-    shrunk: Shrunk,
     /// Mount points of other file systems below the root, with a trailing `/`.
     mounts: BTreeMap<String, DirectoryId>,
+    pending: Pending,
+    /// Time of the last change.
+    changed_at: Instant,
     /// Set once there has been a manifest since the start.
     has_had_files: bool,
-    unread: UnreadParts,
+    /// Set once all has been read since the start.
+    is_complete: bool,
     /// Reason why the directory itself cannot be served, while it cannot.
     outage: Option<String>,
     /// Kinds in the last warning.
-    warned: Vec<String>,
+    warned: BTreeSet<Box<str>>,
 }
 
 /// Engine behind a lock that a scan holds to its end; taken only where blocking is allowed.
 pub(super) type SharedEngine = Arc<Mutex<Engine>>;
 
-/// Reason why there is no result.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// The caller cancelled it.
-    Cancelled,
-    /// The directory cannot be read; the text says what to do.
-    Outage(String),
-}
-
 /// Result of a scan.
 #[derive(Debug)]
 pub(super) struct Scanned {
-    /// Changes; then a bookmark, unless a missing file may not be deleted after all: then the state may differ from that of the
-    /// directory.
+    /// Changes; then a bookmark, unless deletions wait for the next scan: then the state differs from that of the directory.
     pub(super) events: Vec<Event>,
     /// Time of the next scan, if it is due before the interval.
     pub(super) again_at: Option<Instant>,
@@ -97,34 +91,10 @@ pub(super) struct Scanned {
 /// Files of a run, saved for the next one.
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedFiles {
-    /// Directory of the last scan in which nothing was missing.
+    /// Directory of the last scan after which all was applied.
     directory: Option<DirectoryId>,
     /// Paths, and the namespaces and names of the objects in each file.
     files: Vec<(String, Vec<(String, String)>)>,
-}
-
-/// Result of a walk.
-struct WalkResult {
-    root: Root,
-    scan: Scan,
-    /// Known files that do not exist.
-    absent: BTreeSet<Arc<str>>,
-    /// True if the walk did not meet a known file that exists: the directory changed meanwhile.
-    is_torn: bool,
-}
-
-/// Remainder of a scan.
-struct Remainder {
-    /// True if the content of every existing file is applied.
-    is_all_read: bool,
-    /// True if a file is being written that was never read before.
-    has_new_unfinished: bool,
-    /// Directories that could not be read.
-    unknown: BTreeSet<String>,
-    /// Time at which another file is applied even without a notice.
-    again_at: Option<Instant>,
-    /// Problems outside of the files' contents.
-    problems: BTreeMap<String, String>,
 }
 
 // === impl Engine ===
@@ -136,15 +106,13 @@ impl Engine {
             catalog: Catalog::new(lineage),
             problems: Problems::new("files", config.resource.clone(), health.clone()),
             settled: None,
-            missing: Missing::default(),
-            lost: Missing::default(),
-            was_torn: false,
-            shrunk: Shrunk::default(),
             mounts: BTreeMap::new(),
+            pending: Pending::new(),
+            changed_at: Instant::now(),
             has_had_files: false,
-            unread: UnreadParts::new(health.clone()),
+            is_complete: false,
             outage: None,
-            warned: Vec::new(),
+            warned: BTreeSet::new(),
             config,
             health,
         }
@@ -176,7 +144,7 @@ impl Engine {
         self.has_had_files |= !known.is_empty();
         self.catalog.resume(known, list.objects.clone());
         self.settled = directory;
-        self.unread.begin("the directory has not been read since the start");
+        self.report_incomplete("the directory has not been read since the start");
         Ok(())
     }
 
@@ -189,7 +157,7 @@ impl Engine {
     }
 
     /// Scans, and returns all objects.
-    pub(super) fn list(&mut self, cancelled: &CancellationToken) -> Result<List, Failure> {
+    pub(super) fn list(&mut self, cancelled: &CancellationToken) -> Result<List, SourceError> {
         self.scan(None, cancelled)?;
         Ok(List::new(self.catalog.objects(), self.catalog.version()))
     }
@@ -200,128 +168,104 @@ impl Engine {
         &mut self,
         notices: Option<&mut Notices>,
         cancelled: &CancellationToken,
-    ) -> Result<Scanned, Failure> {
-        if cancelled.is_cancelled() {
-            return Err(Failure::Cancelled);
-        }
+    ) -> Result<Scanned, SourceError> {
         let outcome = self.walk(notices, cancelled);
-        match &outcome {
-            Ok(_) => self.recovered(),
-            Err(Failure::Outage(reason)) => self.failed(reason),
-            Err(Failure::Cancelled) => {}
+        if !cancelled.is_cancelled() {
+            self.report_outage(outcome.as_ref().err().map(ToString::to_string));
         }
-        let WalkResult { root, scan, absent, is_torn } = outcome?;
-        let Scan { mut changes, unfinished, shrunk, again_at, problems, mounts, unknown, .. } = scan;
+        let (root, mut scan) = outcome?;
         let now = Instant::now();
-        self.shrunk.replace(shrunk, now);
-        let mut found = self.missing.retain(|path| absent.contains(path));
         let is_other = !self.is_settled(&root);
-        let is_new = |change: &FileChange| self.catalog.file(&change.path).is_none();
-        if is_other && (!found.is_empty() || changes.iter().any(is_new)) {
-            self.disturb(now);
+        let is_change = |change: &FileChange| matches!(change.content, Content::Objects(_) | Content::Absent);
+        if scan.changes.iter().any(is_change) {
+            self.changed_at = now;
         }
-        // A file that is being written is not the one that was missing.
-        found.retain(|path| !unfinished.contains(path));
-        changes.extend(found.into_iter().map(|path| FileChange { path, finding: Finding::Found }));
-        for path in &absent {
-            if self.missing.insert(path, now) {
-                changes.push(FileChange { path: path.clone(), finding: Finding::Missing });
-            }
+        let before = self.version();
+        let mut events = self.catalog.apply(std::mem::take(&mut scan.changes), now);
+        let unread = self.unread(&scan);
+        // While some file's objects are unknown, one of them may be in it.
+        let is_all_read = scan.pending.is_empty() && !scan.is_torn;
+        let delay = if is_other { self.config.rescan } else { self.config.quiet };
+        if unread.is_some() {
+            self.changed_at = now;
+            self.catalog.hold(now);
+        } else {
+            let since = |begin: Instant| now.saturating_duration_since(begin);
+            let is_certain = is_all_read && since(self.changed_at) >= delay;
+            let longest = self.config.longest();
+            events.extend(self.catalog.delete(|begin| is_certain || since(begin) >= longest));
         }
-        self.mounts = mounts;
-        let is_all_read = unfinished.is_empty() && !is_torn;
-        let has_new_unfinished = unfinished.iter().any(|path| self.catalog.file(path).is_none());
-        let remainder = Remainder { is_all_read, has_new_unfinished, unknown, again_at, problems };
-        let mut scanned = self.take_over(changes, remainder, self.deletion_delay(is_other), now);
-        self.report_empty();
-        if self.missing.is_empty() && self.lost.is_empty() && unfinished.is_empty() {
+        let is_waiting = self.catalog.has_unclaimed() && unread.is_none();
+        if scan.pending.is_empty() && !self.catalog.has_unclaimed() {
             self.settled = Some(root.id);
         } else if is_other {
-            let (resource, missing) = (&self.config.resource, self.missing.len());
-            tracing::info!(
-                source = "files",
-                resource,
-                missing,
-                "directory replaced; deletions wait for the next scans"
-            );
+            let resource = &self.config.resource;
+            tracing::info!(source = "files", resource, "directory replaced; deletions wait for the next scans");
         }
-        // A directory that changes during each walk is walked at the interval.
-        let was_torn = std::mem::replace(&mut self.was_torn, is_torn);
-        if is_torn && !was_torn {
-            scanned.again_at.get_or_insert(now + self.config.quiet);
+        let deleted_at = (is_waiting && is_all_read).then(|| self.changed_at + delay);
+        let again_at = deleted_at.into_iter().chain(scan.again_at).min();
+        if !scan.is_torn && !(is_waiting && (is_all_read || is_other)) {
+            events.push(Event::Bookmark(self.version()));
         }
-        if !is_torn && (self.missing.is_empty() || self.unread.forbid_deletions()) {
-            scanned.events.push(Event::Bookmark(self.version()));
+        self.report(&scan, unread);
+        if self.version() != before {
+            self.warn_of_kinds();
         }
-        Ok(scanned)
+        (self.mounts, self.pending) = (scan.mounts, scan.pending);
+        Ok(Scanned { events, again_at })
     }
 
     /// Walks, and checks that the directory is the same at the end.
     fn walk(
-        &mut self,
+        &self,
         mut notices: Option<&mut Notices>,
         cancelled: &CancellationToken,
-    ) -> Result<WalkResult, Failure> {
-        let outage = |reason: String| Failure::Outage(one_line(&reason));
-        let root = match Root::open(&self.config.path) {
-            Ok(root) => root,
-            Err(error) => {
-                if let Some(notices) = notices {
-                    notices.forget();
-                }
-                return Err(outage(error.to_string()));
-            }
-        };
+    ) -> Result<(Root, Scan), SourceError> {
+        let outage = |reason: String| SourceError::Unavailable(one_line(&reason));
+        if cancelled.is_cancelled() {
+            return Err(replaced());
+        }
+        let open = || Root::open(&self.config.path).map_err(|error| outage(error.to_string()));
+        let root = open().inspect_err(|_| notices.iter_mut().for_each(|notices| notices.forget()))?;
+        let directory = root.path.display();
         if let Some(notices) = &mut notices {
-            let message = |reason| {
-                format!(
-                    "change notifications are incomplete, a scan every {:?} finds the rest: {reason}",
-                    self.config.rescan
-                )
-            };
-            let problem = |reason| Problem::new(ProblemReason::NotificationsUnavailable, "", message(reason));
-            let found = notices.follow(&root).err().map(problem);
+            let found = notices.follow(&root).err().map(|reason| {
+                let rescan = self.config.rescan;
+                let message =
+                    format!("change notifications are incomplete, a scan every {rescan:?} finds the rest: {reason}");
+                Problem::new(ProblemReason::NotificationsUnavailable, "", message)
+            });
             self.problems.replace(&[ProblemReason::NotificationsUnavailable], found.into_iter().collect());
         }
-        let signs = Signs {
-            notices: notices.as_ref().map(|notices| &**notices.dirty()),
-            shrunk: &self.shrunk,
-            config: &self.config,
-            now: Instant::now(),
-            clock: SystemTime::now(),
-        };
-        let mut scan = Scanner::new(&root, &self.catalog, signs, cancelled).walk().map_err(|error| match error {
-            ScanError::Cancelled => Failure::Cancelled,
-            ScanError::Root(error) => outage(format!("the directory {} cannot be read: {error}", root.path.display())),
+        let dirty = notices.as_ref().map(|notices| &**notices.dirty());
+        let scanner = Scanner::new(&root, &self.catalog, &self.config, &self.pending, dirty, cancelled);
+        let mut scan = scanner.walk().map_err(|error| match error {
+            ScanError::Cancelled => replaced(),
+            ScanError::Directory(error) => outage(format!("the directory {directory} cannot be read: {error}")),
         })?;
         self.keep_unmounted(&root, &mut scan);
-        let (absent, is_torn) = self.absent(&root, &scan, cancelled)?;
-        match Root::open(&self.config.path) {
-            Ok(now) if now == root => {}
-            Ok(_) => {
-                return Err(outage(format!("the directory {} was replaced during the scan", root.path.display())));
-            }
-            Err(error) => return Err(outage(error.to_string())),
+        self.find_absent(&root, &mut scan, cancelled)?;
+        if open()? != root {
+            return Err(outage(format!("the directory {directory} was replaced during the scan")));
         }
-        let is_emptied = scan.seen.is_empty() && !absent.is_empty() && !self.is_settled(&root);
-        if is_emptied {
+        let had_files =
+            self.catalog.has_unclaimed() || scan.changes.iter().any(|of| matches!(of.content, Content::Absent));
+        if scan.seen.is_empty() && had_files && !self.is_settled(&root) {
             return Err(outage(format!(
-                "the directory {} was replaced by one without manifests, as when a volume is unmounted; mount it or \
-                 create the files again; if they were deleted on purpose, restart informerd, without the snapshot of \
-                 this resource in state_dir",
-                root.path.display()
+                "the directory {directory} was replaced by one without manifests, as when a volume is unmounted; mount it or \
+                 create the files again; if they were deleted on purpose, restart informerd, without the snapshot of this \
+                 resource in state_dir"
             )));
         }
-        Ok(WalkResult { root, scan, absent, is_torn })
+        Ok((root, scan))
     }
 
     /// Keeps the files of an unmounted volume below the root while its mount point is empty.
     fn keep_unmounted(&self, root: &Root, scan: &mut Scan) {
-        let is_other = |(directory, id): &(&String, &DirectoryId)| scan.mounts.get(*directory) != Some(*id);
-        for (directory, id) in self.mounts.iter().filter(is_other).collect::<Vec<_>>() {
+        for (directory, id) in &self.mounts {
             let is_below = |path: &Arc<str>| path.starts_with(directory.as_str());
-            let is_empty = !scan.seen.iter().any(is_below) && root.path.join(directory).is_dir();
-            if is_empty && self.catalog.paths().any(is_below) {
+            let is_empty = || !scan.seen.iter().any(is_below) && root.path.join(directory).is_dir();
+            if scan.mounts.get(directory) != Some(id) && is_empty() && self.catalog.paths().any(is_below) {
                 let problem = "volume unmounted, its objects are kept; mount it, create the files again, or delete the \
                                directory";
                 scan.problems.insert(escaped(directory).into_owned(), problem.to_owned());
@@ -331,97 +275,77 @@ impl Engine {
         }
     }
 
-    /// Returns the known files that the walk did not meet and that do not exist; and true if another one exists after all.
-    fn absent(
-        &self,
-        root: &Root,
-        scan: &Scan,
-        cancelled: &CancellationToken,
-    ) -> Result<(BTreeSet<Arc<str>>, bool), Failure> {
-        let (mut absent, mut is_torn) = (BTreeSet::new(), false);
-        let is_seen = |path: &Arc<str>| scan.seen.contains(path) || may_hold(&scan.unknown, path);
-        for path in self.catalog.paths().filter(|path| !is_seen(path)) {
+    /// Adds the known files that the walk did not meet and that do not exist.
+    fn find_absent(&self, root: &Root, scan: &mut Scan, cancelled: &CancellationToken) -> Result<(), SourceError> {
+        for path in self.catalog.paths() {
             if cancelled.is_cancelled() {
-                return Err(Failure::Cancelled);
+                return Err(replaced());
             }
-            match look_up(root, path) {
-                Lookup::Absent => drop(absent.insert(path.clone())),
-                Lookup::Present | Lookup::Unclear => is_torn = true,
+            if scan.seen.contains(path) || may_hold(&scan.unknown, path) {
+                continue;
+            }
+            if root.may_lead_to_file(path) {
+                scan.is_torn = true;
+            } else {
+                let (path, content) = (path.clone(), Content::Absent);
+                scan.changes.push(FileChange { path, stamp: None, is_trusted: false, content });
             }
         }
-        Ok((absent, is_torn))
+        Ok(())
     }
 
     /// Records that the directory is changing now, so that no deletion is certain.
     pub(super) fn disturb(&mut self, now: Instant) {
-        self.missing.disturb(now);
-        self.lost.disturb(now);
+        self.changed_at = now;
     }
 
     fn is_settled(&self, root: &Root) -> bool {
         self.settled.is_none_or(|settled| settled == root.id)
     }
 
-    fn deletion_delay(&self, is_other: bool) -> DeletionDelay {
-        let FilesConfig { rescan, quiet, .. } = *self.config;
-        if is_other {
-            DeletionDelay { unchanged: rescan, at_most: self.config.longest() }
-        } else {
-            DeletionDelay { unchanged: quiet, at_most: rescan }
-        }
+    /// Returns the place and problem of the first part that cannot be read and has no last good objects.
+    fn unread(&self, scan: &Scan) -> Option<String> {
+        let file = self.catalog.unknown().map(|(path, unread)| format!("{}: {}", escaped(path), unread.reason));
+        let is_known = |directory: &String| {
+            !directory.is_empty() && self.catalog.paths().any(|path| path.starts_with(directory.as_str()))
+        };
+        let described = |directory: &String| {
+            let directory = escaped(directory);
+            // A link that cannot be followed may be one to a file.
+            let problem = scan.problems.get(&*directory).or_else(|| scan.problems.get(directory.trim_end_matches('/')));
+            format!("./{directory}: {}", problem.map_or("not read", |problem| problem))
+        };
+        file.or_else(|| scan.unknown.iter().find(|directory| !is_known(directory)).map(described))
     }
 
-    /// Applies changes, and the deletions that are certain by now.
-    fn take_over(
-        &mut self,
-        changes: Vec<FileChange>,
-        remainder: Remainder,
-        deletion_delay: DeletionDelay,
-        now: Instant,
-    ) -> Scanned {
-        let is_change =
-            |change: &FileChange| matches!(change.finding, Finding::Read { content: Content::Objects(_), .. });
-        if changes.iter().any(is_change) {
-            self.lost.disturb(now);
+    /// Reports the problems of files, and if all has been read since the start.
+    fn report(&mut self, scan: &Scan, unread: Option<String>) {
+        if !self.is_complete {
+            let is_new = |path: &Arc<str>| self.catalog.file(path).is_none();
+            let being_written = || scan.pending.keys().any(is_new).then(|| "a file is being written".to_owned());
+            if let Some(problem) = unread.or_else(being_written) {
+                self.report_incomplete(&problem);
+            } else {
+                self.is_complete = true;
+                self.health.complete_at(self.catalog.version());
+            }
         }
-        let mut events = self.catalog.apply(changes);
-        let unclaimed = self.catalog.unclaimed();
-        self.lost.retain(|key| unclaimed.contains_key(key));
-        for key in unclaimed.keys() {
-            self.lost.insert(key, now);
-        }
-        self.unread.find(&self.catalog, &remainder.unknown, &remainder.problems);
-        let is_held = self.unread.forbid_deletions();
-        let certain = self.missing.take_certain(deletion_delay, now, |path| is_held && self.catalog.has_objects(path));
-        let begin = certain.iter().map(|(_, begin)| *begin).min().unwrap_or(now);
-        let gone = |(path, _)| FileChange { path, finding: Finding::Gone };
-        events.extend(self.catalog.apply(certain.into_iter().map(gone).collect()));
-        for key in self.catalog.unclaimed().keys() {
-            self.lost.insert_since(key, begin);
-        }
-        // While some file's objects are unknown, one of them may be the lost one.
-        let is_all_read = remainder.is_all_read && self.missing.is_empty();
-        let at_most = self.config.longest();
-        let unchanged = if is_all_read { deletion_delay.unchanged } else { at_most };
-        let certain = self.lost.take_certain(DeletionDelay { unchanged, at_most }, now, |_| is_held);
-        let certain: Vec<_> = certain.into_iter().map(|(key, _)| key).collect();
-        events.extend(self.catalog.delete(&certain));
-        self.unread.report(remainder.has_new_unfinished, self.catalog.version());
         let problem = |(path, reason)| Problem::new(ProblemReason::FileInvalid, path, reason);
-        let problems = self.file_problems(remainder.problems).into_iter().map(problem).collect();
+        let problems = self.file_problems(&scan.problems).into_iter().map(problem).collect();
         self.problems.replace(&[ProblemReason::FileInvalid], problems);
-        self.warn_of_kinds();
-        // An object that waits for a file is checked again with that file.
-        let lost = self.lost.next_look(deletion_delay, |_| is_held).filter(|_| is_all_read);
-        let missing = self.missing.next_look(deletion_delay, |path| is_held && self.catalog.has_objects(path));
-        let again_at = missing.into_iter().chain(lost).chain(remainder.again_at).min();
-        Scanned { events, again_at }
+        self.report_empty();
+    }
+
+    fn report_incomplete(&self, problem: &str) {
+        self.health.mark_incomplete(format!(
+            "objects may exist that have not been read since the start, so clients of an earlier run keep theirs: {problem}"
+        ));
     }
 
     /// Reports a directory without any manifest since the start, whose volume may be mounted later, or without any of the kind.
     fn report_empty(&mut self) {
-        let has_files = self.catalog.len() > 0;
-        let kind = self.config.kind.as_deref().filter(|_| has_files && self.catalog.kinds().len() == 0);
+        let has_files = self.catalog.paths().next().is_some();
+        let kind = self.config.kind.as_deref().filter(|_| has_files && !self.catalog.has_objects());
         self.has_had_files |= has_files && kind.is_none();
         let message = || {
             let directory = self.config.path.display();
@@ -439,7 +363,7 @@ impl Engine {
     }
 
     /// Returns one reason for each path: a problem of the file has precedence over one with other files.
-    fn file_problems(&self, outside: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    fn file_problems(&self, outside: &BTreeMap<String, String>) -> BTreeMap<String, String> {
         let mut problems: BTreeMap<String, String> = BTreeMap::new();
         for (key, served, waiting) in self.catalog.duplicates() {
             let reason = || format!("{} is also in {}, which comes first and is served", key, escaped(served));
@@ -457,37 +381,51 @@ impl Engine {
             let kept_all = if unread.count > kept { "; nothing is deleted until it can be read" } else { "" };
             problems.insert(escaped(path).into_owned(), format!("{}{kept_objects}{kept_all}", unread.reason));
         }
-        problems.extend(outside);
+        problems.extend(outside.iter().map(|(path, reason)| (path.clone(), reason.clone())));
         problems
     }
 
-    fn failed(&mut self, reason: &str) {
-        self.health.record_failure(reason);
-        if self.outage.as_deref() != Some(reason) {
-            let resource = &self.config.resource;
-            tracing::warn!(source = "files", resource, reason, "directory not read; keeping its objects");
-            self.outage = Some(reason.to_owned());
+    /// Reports the beginning and the end of an outage.
+    fn report_outage(&mut self, reason: Option<String>) {
+        let resource = &self.config.resource;
+        if let Some(reason) = &reason {
+            self.health.record_failure(reason);
         }
-    }
-
-    fn recovered(&mut self) {
-        if self.outage.take().is_some() {
-            tracing::info!(source = "files", resource = self.config.resource, "directory readable again");
+        match &reason {
+            Some(reason) if self.outage.as_ref() != Some(reason) => {
+                tracing::warn!(source = "files", resource, reason, "directory not read; keeping its objects");
+            }
+            None if self.outage.is_some() => tracing::info!(source = "files", resource, "directory readable again"),
+            Some(_) | None => {}
         }
+        self.outage = reason;
     }
 
     /// Warns of several kinds in one resource: they are legal and rarely intended, since an index or a client of one kind gets
     /// objects of another.
     fn warn_of_kinds(&mut self) {
-        if self.config.kind.is_some() || self.catalog.kinds().eq(self.warned.iter().map(String::as_str)) {
+        let kinds = self.catalog.kinds();
+        if self.config.kind.is_some() || kinds.len() < 2 || kinds == self.warned {
             return;
         }
-        self.warned = self.catalog.kinds().map(str::to_owned).collect();
-        if self.warned.len() > 1 {
-            let (resource, advice) = (&self.config.resource, kinds_advice(&self.warned, &self.config.path));
-            tracing::warn!(source = "files", resource, "{advice}");
-        }
+        let directory = self.config.path.display();
+        let flags =
+            kinds.iter().take(SHOWN_KINDS).map(|kind| format!(" --files {}={directory}@{kind}", kind.to_lowercase()));
+        let flags = escaped(&flags.collect::<String>()).into_owned();
+        let more = if kinds.len() > SHOWN_KINDS { " …" } else { "" };
+        let resource = &self.config.resource;
+        tracing::warn!(
+            source = "files",
+            resource,
+            "several kinds in one resource; serve each as its own:{flags}{more}"
+        );
+        self.warned = kinds;
     }
+}
+
+/// Returns the error of a list or watch that another one has ended.
+pub(super) fn replaced() -> SourceError {
+    SourceError::Unavailable("replaced by another list or watch of the directory".into())
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 //! Invariants:
 //! - At most one scan runs; its events are delivered before the next one begins. That bounds the queue: one event for each
 //!   changed object, which it shares with the catalog.
-//! - A bookmark follows the changes of every scan, unless a file is missing without a certain deletion: no bookmark comes while
-//!   the directory is absent or being replaced.
+//! - A bookmark follows the changes of every scan, unless an object is in no file without a certain deletion: no bookmark comes
+//!   while the directory is absent or being replaced.
 //! - A burst of changes is checked once: after a quiet period, or when it has lasted [`BURST`] quiet periods. After a scan comes a
 //!   pause of the same length: a large directory that changes all the time is not scanned all the time.
 //! - The first step is a scan, which finds the changes since the list.
@@ -20,8 +20,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     FilesConfig,
-    engine::{Failure, Scanned, SharedEngine},
-    notices::Notices,
+    engine::{Scanned, SharedEngine, replaced},
+    notices::{DirtySet, Notices},
 };
 use crate::{
     cache::{Delta, SourceError},
@@ -38,6 +38,7 @@ pub(super) struct DirectoryWatch {
     engine: SharedEngine,
     /// Notices; a running scan has them.
     notices: Option<Notices>,
+    dirty: Arc<DirtySet>,
     cancelled: CancellationToken,
     /// Ends the current scan when the watch is dropped.
     _guard: DropGuard,
@@ -60,6 +61,7 @@ impl DirectoryWatch {
         Self {
             config,
             engine,
+            dirty: notices.dirty().clone(),
             notices: Some(notices),
             _guard: cancelled.clone().drop_guard(),
             cancelled,
@@ -84,52 +86,34 @@ impl DirectoryWatch {
             if let Some(event) = self.ready.pop_front() {
                 return Some(event);
             }
-            let is_noticed = self.wait().await?;
-            let is_quiet = !is_noticed || self.settle().await;
-            match self.scan(is_quiet).await {
-                Ok(()) | Err(Failure::Outage(_)) => {}
-                Err(Failure::Cancelled) => return None,
-            }
+            let cancelled = self.cancelled.clone();
+            let is_quiet = cancelled.run_until_cancelled(self.wait()).await?;
+            self.scan(is_quiet).await;
         }
     }
 
-    /// Waits until a scan is due. Returns true if that is because of a notice, `None` if another list or watch has replaced this
-    /// one.
-    async fn wait(&self) -> Option<bool> {
-        let marked = async {
-            match &self.notices {
-                Some(notices) => notices.dirty().marked().await,
-                None => std::future::pending().await,
-            }
-        };
-        let due = async {
-            sleep_until(self.paused_until).await;
-            tokio::select! {
-                // Notices come before the timer, whose scan would fall into the middle of a burst.
-                biased;
-                // Cancel-safe, both of them.
-                () = marked => true,
-                () = sleep_until(self.next_scan) => false,
-            }
-        };
-        self.cancelled.run_until_cancelled(due).await
-    }
-
-    /// Waits until the burst of changes is over, or has lasted long enough. Returns true if it is over.
-    async fn settle(&self) -> bool {
-        let Some(notices) = &self.notices else { return true };
+    /// Waits until a scan is due. After a notice that is when the burst of changes is over, or has lasted long enough; returns false
+    /// for the latter.
+    async fn wait(&self) -> bool {
+        sleep_until(self.paused_until).await;
+        tokio::select! {
+            // Notices come before the timer, whose scan would fall into the middle of a burst.
+            biased;
+            // Cancel-safe, both of them: a mark without a waiter is kept.
+            () = self.dirty.marked() => {}
+            () = sleep_until(self.next_scan) => return true,
+        }
         let end = Instant::now() + self.config.quiet * BURST;
         loop {
             let quiet = (Instant::now() + self.config.quiet).min(end);
-            // Cancel-safe: a mark without a waiter is kept.
-            if timeout_at(quiet, notices.dirty().marked()).await.is_err() {
+            if timeout_at(quiet, self.dirty.marked()).await.is_err() {
                 return quiet < end;
             }
         }
     }
 
     /// Scans the directory, which may still be changing.
-    async fn scan(&mut self, is_quiet: bool) -> Result<(), Failure> {
+    async fn scan(&mut self, is_quiet: bool) {
         let (engine, cancelled) = (self.engine.clone(), self.cancelled.clone());
         let (begin, mut notices) = (Instant::now(), self.notices.take());
         let scanned = blocking(move || {
@@ -140,15 +124,15 @@ impl DirectoryWatch {
             let outcome = engine.scan(notices.as_mut(), &cancelled);
             (notices, outcome)
         });
-        let (notices, outcome) = scanned.await?;
+        let Ok((notices, outcome)) = scanned.await else { return self.cancelled.cancel() };
         self.notices = notices;
         let now = Instant::now();
         self.paused_until = now + begin.elapsed().min(self.config.rescan);
         self.next_scan = now + self.config.rescan;
-        let Scanned { events, again_at } = outcome?;
-        self.ready.extend(events);
-        self.next_scan = again_at.map_or(self.next_scan, |at| at.min(self.next_scan));
-        Ok(())
+        if let Ok(Scanned { events, again_at }) = outcome {
+            self.ready.extend(events);
+            self.next_scan = again_at.map_or(self.next_scan, |at| at.min(self.next_scan));
+        }
     }
 }
 
@@ -157,7 +141,7 @@ impl DirectoryWatch {
 /// # Cancel safety
 ///
 /// Dropping the future does not stop the work; its cancellation token does.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, SourceError> {
     // The only failures are a panic, which is a bug that was reported at its origin, and the end of the runtime.
-    tokio::task::spawn_blocking(work).await.map_err(|_| Failure::Cancelled)
+    tokio::task::spawn_blocking(work).await.map_err(|_| replaced())
 }

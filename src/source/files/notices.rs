@@ -5,15 +5,14 @@
 //! Invariants:
 //! - No mark is lost: one that comes during a scan leads to the next one.
 //! - A notice is a hint. A scan determines the actual change; the periodic scan finds changes without a notice.
-//! - A file counts as being written from its first modification to its close, for at most [`MAX_PATHS`] files; for the same
-//!   files the time of the last close is known.
+//! - A file is open from its first modification to its close, for at most [`MAX_PATHS`] files; for the same files the time of the
+//!   last close is known.
 //!
-//! `unfinished` interprets a file that is being written.
+//! `readiness` decides by that if the content of a file is applied.
 
 use std::{
     any::Any,
     collections::BTreeMap,
-    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -27,7 +26,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::{sync::Notify, time::Instant};
 
-use super::root::Root;
+use super::root::{Root, is_absent};
 use crate::source::text::one_line;
 
 /// Limit of the paths with a remembered state.
@@ -49,45 +48,29 @@ pub(super) struct DirtySet {
     wake: Notify,
 }
 
-/// State of one path according to its notices.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Noticed {
+/// State of one path according to its notices. In the order in which they are forgotten: the longest open file has probably
+/// waited for as long as it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Noticed {
     /// Time of the last close or rename, by the clock of file times.
-    pub(super) finished_at: Option<SystemTime>,
+    Finished(SystemTime),
     /// Time of the first modification since the last close.
-    pub(super) written_since: Option<Instant>,
+    Open(Instant),
 }
 
 /// Running subscription to the operating system, until it is dropped.
 pub(super) type Subscription = Box<dyn Any + Send + Sync>;
 
 /// Subscribes to everything below a directory. Injected, so that tests can replace it or make it fail.
-pub(super) type Subscribe = fn(&Path, Arc<DirtySet>) -> Result<Subscription, SubscribeError>;
-
-/// Reason why there is no subscription, with the remedy.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum SubscribeError {
-    /// The directory, or one below it, was removed meanwhile. It may exist again at once.
-    #[error("{0}")]
-    Gone(String),
-    /// The system refused, for example because of a limit.
-    #[error("{0}")]
-    Refused(String),
-}
+pub(super) type Subscribe = fn(&Path, Arc<DirtySet>) -> notify::Result<Subscription>;
 
 /// Notices about one directory, which may be replaced by another.
+#[derive(Debug)]
 pub(super) struct Notices {
     subscribe: Subscribe,
     dirty: Arc<DirtySet>,
-    attempt: Option<Attempt>,
-}
-
-/// Last attempt to subscribe.
-struct Attempt {
-    root: Root,
-    at: Instant,
-    /// The subscription; `None` if the system refused it.
-    _subscription: Option<Subscription>,
+    /// Last attempt to subscribe: the directory, the time, and the subscription unless the system refused it.
+    attempt: Option<(Root, Instant, Option<Subscription>)>,
 }
 
 // === impl DirtySet ===
@@ -98,29 +81,18 @@ impl DirtySet {
         self.wake.notify_one();
     }
 
-    /// Marks a file that is being written.
-    pub(super) fn mark_written(&self, path: PathBuf) {
-        self.note(path, |noticed| noticed.written_since = noticed.written_since.or_else(|| Some(Instant::now())));
-    }
-
-    /// Marks a file that is no longer written: it was closed, or another file has its path.
-    pub(super) fn mark_finished(&self, path: PathBuf) {
-        self.note(path, |noticed| *noticed = Noticed { finished_at: Some(SystemTime::now()), written_since: None });
-    }
-
-    /// Updates the state of a file, and marks it.
-    fn note(&self, path: PathBuf, change: impl FnOnce(&mut Noticed)) {
-        {
-            let mut all = self.noticed.lock();
-            if all.len() >= MAX_PATHS && !all.contains_key(&path) {
-                // A file that has been open longest has probably counted as written for as long as it may.
-                let order = |noticed: &Noticed| (noticed.written_since, noticed.finished_at);
-                let first = all.iter().min_by_key(|(_, noticed)| order(noticed)).map(|(path, _)| path.clone());
-                first.and_then(|first| all.remove(&first));
-            }
-            change(all.entry(path).or_default());
+    /// Records that a file is being written, or no longer: it was closed, or another file has its path.
+    pub(super) fn note(&self, path: PathBuf, is_open: bool) {
+        let mut all = self.noticed.lock();
+        if all.len() >= MAX_PATHS && !all.contains_key(&path) {
+            let first = all.iter().min_by_key(|(_, noticed)| **noticed).map(|(path, _)| path.clone());
+            first.and_then(|first| all.remove(&first));
         }
-        self.mark();
+        let new = if is_open { Noticed::Open(Instant::now()) } else { Noticed::Finished(SystemTime::now()) };
+        let noticed = all.entry(path).or_insert(new);
+        if !is_open || !matches!(noticed, Noticed::Open(_)) {
+            *noticed = new;
+        }
     }
 
     /// Returns the state of this absolute path; `None` if it had no notice, or no recent one.
@@ -169,10 +141,10 @@ impl Notices {
     /// The reason why not all changes cause notices, with the remedy. The next attempt is a minute later, or at the next call if
     /// a directory was only removed meanwhile.
     pub(super) fn follow(&mut self, root: &Root) -> Result<(), String> {
-        if let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.root == *root) {
+        if let Some((_, at, _)) = self.attempt.as_ref().filter(|(followed, ..)| followed == root) {
             match &*self.dirty.fault.lock() {
                 None => return Ok(()),
-                Some(reason) if attempt.at.elapsed() < RETRY => return Err(reason.clone()),
+                Some(reason) if at.elapsed() < RETRY => return Err(reason.clone()),
                 Some(_) => {}
             }
         }
@@ -180,17 +152,20 @@ impl Notices {
         self.attempt = None;
         self.dirty.forget_noticed();
         *self.dirty.fault.lock() = None;
-        let (at, subscribed) = (Instant::now(), (self.subscribe)(&root.path, self.dirty.clone()));
-        let (subscription, outcome) = match subscribed {
-            Ok(subscription) => (Some(subscription), Ok(())),
-            Err(SubscribeError::Gone(reason)) => return Err(reason),
-            Err(SubscribeError::Refused(reason)) => {
-                *self.dirty.fault.lock() = Some(reason.clone());
-                (None, Err(reason))
+        let at = Instant::now();
+        let error = match (self.subscribe)(&root.path, self.dirty.clone()) {
+            Ok(subscription) => {
+                self.attempt = Some((root.clone(), at, Some(subscription)));
+                return Ok(());
             }
+            Err(error) => error,
         };
-        self.attempt = Some(Attempt { root: root.clone(), at, _subscription: subscription });
-        outcome
+        let reason = explained(&error);
+        if !is_gone(&error) {
+            *self.dirty.fault.lock() = Some(reason.clone());
+            self.attempt = Some((root.clone(), at, None));
+        }
+        Err(reason)
     }
 
     /// Ends the subscription, until the next [`Notices::follow`].
@@ -199,57 +174,44 @@ impl Notices {
     }
 }
 
-impl std::fmt::Debug for Notices {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Notices").field("dirty", &self.dirty).finish_non_exhaustive()
-    }
-}
-
 /// Subscribes with `notify`: inotify on Linux.
-pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscription, SubscribeError> {
+pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> notify::Result<Subscription> {
     let base = root.to_owned();
-    let handle = move |event: notify::Result<notify::Event>| match event {
-        Ok(event) if !changes(event.kind) => {}
-        Ok(event) if event.need_rescan() || event.paths.is_empty() || event.paths.contains(&base) => {
+    let handle = move |event: notify::Result<notify::Event>| {
+        let event = match event {
+            Ok(event) => event,
+            // New directories have no notices from now on, until the periodic scan.
+            Err(error) => return dirty.set_fault(explained(&error)),
+        };
+        let is_open = match event.kind {
+            EventKind::Access(AccessKind::Close(AccessMode::Write))
+            | EventKind::Modify(ModifyKind::Name(_))
+            | EventKind::Remove(RemoveKind::File) => Some(false),
+            // A read is no change; otherwise the source's own reads would cause notices for ever.
+            EventKind::Access(_) => return,
+            EventKind::Modify(ModifyKind::Data(_)) if REPORTS_CLOSE => Some(true),
+            _ => None,
+        };
+        if event.need_rescan() || event.paths.is_empty() || event.paths.contains(&base) {
             dirty.forget_noticed();
-            dirty.mark();
+        } else if let Some(is_open) = is_open {
+            event.paths.into_iter().for_each(|path| dirty.note(path, is_open));
         }
-        Ok(event) => match event.kind {
-            EventKind::Modify(ModifyKind::Data(_)) if REPORTS_CLOSE => {
-                event.paths.into_iter().for_each(|path| dirty.mark_written(path));
-            }
-            EventKind::Modify(ModifyKind::Name(_))
-            | EventKind::Remove(RemoveKind::File)
-            | EventKind::Access(AccessKind::Close(AccessMode::Write)) => {
-                event.paths.into_iter().for_each(|path| dirty.mark_finished(path));
-            }
-            _ => dirty.mark(),
-        },
-        // New directories have no notices from now on, until the periodic scan.
-        Err(error) => dirty.set_fault(explained(&error)),
+        dirty.mark();
     };
     // Only the scan follows links, because it checks them: their targets are below the root themselves.
     let config = notify::Config::default().with_follow_symlinks(false);
-    let mut watcher = notify::RecommendedWatcher::new(handle, config).map_err(|error| refused(&error))?;
-    watcher.watch(root, RecursiveMode::Recursive).map_err(|error| refused(&error))?;
+    let mut watcher = notify::RecommendedWatcher::new(handle, config)?;
+    watcher.watch(root, RecursiveMode::Recursive)?;
     Ok(Box::new(watcher))
 }
 
-fn refused(error: &notify::Error) -> SubscribeError {
-    let is_gone = match &error.kind {
+/// Returns true if the directory, or one below it, was removed meanwhile. It may exist again at once.
+fn is_gone(error: &notify::Error) -> bool {
+    match &error.kind {
         ErrorKind::PathNotFound => true,
-        ErrorKind::Io(error) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        ErrorKind::Io(error) => is_absent(error),
         _ => false,
-    };
-    if is_gone { SubscribeError::Gone(explained(error)) } else { SubscribeError::Refused(explained(error)) }
-}
-
-/// Returns true for a change. A read is none; otherwise the source's own reads would cause notices for ever.
-fn changes(kind: EventKind) -> bool {
-    match kind {
-        EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
-        EventKind::Access(_) => false,
-        _ => true,
     }
 }
 
@@ -285,35 +247,43 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_is_written_from_its_first_modification_until_it_is_closed() {
-        let set = DirtySet::default();
-        let begin = Instant::now();
-        set.mark_written("/a".into());
+    async fn a_file_is_open_from_its_first_modification_until_it_is_closed() {
+        let (set, begin) = (DirtySet::default(), Instant::now());
+        let noticed = |path: &str| set.noticed(Path::new(path));
+        set.note("/a".into(), true);
         tokio::time::advance(RETRY).await;
-        set.mark_written("/a".into());
-        let since = |path: &str| set.noticed(Path::new(path)).and_then(|noticed| noticed.written_since);
-        assert_eq!(since("/a"), Some(begin));
-        set.mark_finished("/a".into());
-        assert_eq!(since("/a"), None);
-        set.mark_written("/first".into());
+        set.note("/a".into(), true);
+        assert_eq!(noticed("/a"), Some(Noticed::Open(begin)));
+        set.note("/a".into(), false);
+        let closed = noticed("/a").unwrap();
+        assert!(matches!(closed, Noticed::Finished(_)));
+        set.note("/a".into(), false);
+        assert!(noticed("/a").unwrap() >= closed, "the last close counts");
+        set.note("/first".into(), true);
         for n in 0..MAX_PATHS {
             tokio::time::advance(Duration::from_nanos(1)).await;
-            set.mark_written(format!("/{n}").into());
+            set.note(format!("/{n}").into(), true);
         }
         assert_eq!(set.noticed.lock().len(), MAX_PATHS, "bounded");
-        assert_eq!(since("/first"), None, "the oldest goes first");
+        assert_eq!(noticed("/a"), None, "closed files go first");
+        assert_eq!(noticed("/first"), None, "then the oldest");
+        assert!(noticed("/0").is_some());
         set.forget_noticed();
-        assert_eq!(since("/1"), None);
+        assert_eq!(noticed("/1"), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_stands_until_a_later_try_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::open(dir.path()).unwrap();
-        let mut notices = Notices::new(|_, _| Err(SubscribeError::Refused("no".into())));
-        assert_eq!(notices.follow(&root), Err("no".into()));
+        let mut notices = Notices::new(|_, _| Err(notify::Error::generic("no")));
+        assert_eq!(notices.follow(&root), Err("no; the directory is scanned at its interval".into()));
         notices.subscribe = |_, _| Ok(Box::new(()));
-        assert_eq!(notices.follow(&root), Err("no".into()), "not tried again yet");
+        assert_eq!(
+            notices.follow(&root),
+            Err("no; the directory is scanned at its interval".into()),
+            "not tried again yet"
+        );
         tokio::time::advance(RETRY).await;
         assert_eq!(notices.follow(&root), Ok(()));
         // The limit is reached with a new directory.

@@ -40,10 +40,9 @@ pub(super) struct Reader {
 /// Outcome of a read.
 #[derive(Debug)]
 pub(super) enum Outcome<'r> {
-    /// All bytes of the file. Without a trusted stamp they have to be read again next time.
-    Bytes { stamp: Stamp, is_trusted: bool, bytes: &'r [u8] },
-    /// The file changed during the read: the bytes may be of two contents.
-    Torn,
+    /// All bytes of the file. Without a trusted stamp they have to be read again next time. Torn ones may be of two contents,
+    /// because the file changed during the read.
+    Bytes { stamp: Stamp, is_trusted: bool, is_torn: bool, bytes: &'r [u8] },
     /// The file must not be used, for this reason.
     Refused(Option<Stamp>, String),
     /// The path is no regular file.
@@ -80,10 +79,8 @@ impl Reader {
             let reason = format!("file too large (limit: {MAX_FILE_BYTES} bytes); split it");
             return Ok(Outcome::Refused(is_trusted.then_some(stamp), reason));
         }
-        if Stamp::of(&file.metadata()?) != stamp {
-            return Ok(Outcome::Torn);
-        }
-        Ok(Outcome::Bytes { stamp, is_trusted, bytes: &self.buffer })
+        let is_torn = Stamp::of(&file.metadata()?) != stamp;
+        Ok(Outcome::Bytes { stamp, is_trusted, is_torn, bytes: &self.buffer })
     }
 }
 

@@ -91,10 +91,34 @@ impl Root {
         fs::metadata(canonical.join(".")).map_err(error)?;
         Ok(Self { path: canonical, id: DirectoryId::of(&metadata) })
     }
+
+    /// Returns true if a walk might now read the file at `path`, which is relative to the root. A walk that reads a linked
+    /// directory does so at the target that the link had at that moment; a volume that is swapped meanwhile removes that target,
+    /// and the link then leads to another one, with the same files in it.
+    pub(super) fn may_lead_to_file(&self, path: &str) -> bool {
+        let mut above = vec![self.path.clone()];
+        for part in path.split('/') {
+            match fs::canonicalize(above[above.len() - 1].join(part)) {
+                // A link out of the root, or to a directory above it, is not followed.
+                Ok(next) if !part.starts_with('.') && next.starts_with(&self.path) && !above.contains(&next) => {
+                    above.push(next);
+                }
+                outcome => return outcome.is_err_and(|error| !is_absent(&error)),
+            }
+        }
+        fs::symlink_metadata(&above[above.len() - 1]).map_or_else(|error| !is_absent(&error), |file| file.is_file())
+    }
+}
+
+/// Returns true if a file or directory does not exist.
+pub(super) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -128,5 +152,38 @@ mod tests {
         let below = Root::open(&file.join("x")).unwrap_err();
         assert_eq!(below, DirectoryError::NotADirectory(file.join("x")));
         assert_eq!(Root::open(&file).unwrap_err(), DirectoryError::NotADirectory(file));
+    }
+
+    #[test]
+    fn a_file_is_found_where_a_walk_would_read_it() {
+        let outside = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &str| dir.path().join(path);
+        fs::write(outside.path().join("a.json"), "{}").unwrap();
+        fs::create_dir_all(at("..1/sub")).unwrap();
+        fs::write(at("..1/sub/a.json"), "{}").unwrap();
+        symlink("..1", at("..data")).unwrap();
+        symlink("..data/sub", at("sub")).unwrap();
+        symlink("sub/a.json", at("link.json")).unwrap();
+        symlink(outside.path(), at("out")).unwrap();
+        symlink("none", at("dangling.json")).unwrap();
+        symlink("loop.json", at("loop.json")).unwrap();
+        fs::create_dir(at("dir.json")).unwrap();
+        symlink("..", at("dir.json/up")).unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        for (path, expected) in [
+            ("sub/a.json", true),
+            ("link.json", true),
+            ("sub/b.json", false),
+            ("sub/a.json/c.json", false),
+            ("..data/sub/a.json", false),
+            ("out/a.json", false),
+            ("dangling.json", false),
+            ("loop.json", true),
+            ("dir.json", false),
+            ("dir.json/up/link.json", false),
+        ] {
+            assert_eq!(root.may_lead_to_file(path), expected, "{path}");
+        }
     }
 }

@@ -6,7 +6,7 @@
 //! - Only regular files are opened, and only for reading (`read`).
 //! - A symbolic link is followed only if its target is inside the root.
 //! - A file or directory that cannot be read is not considered deleted.
-//! - A file that may still be written exists, but its content is not applied yet (`unfinished`).
+//! - A file that may still be written exists, but its content is not applied yet (`readiness`).
 //! - The walk is bounded: by depth, by number of entries, at a symbolic link to one of the directories above it, and by
 //!   cancellation.
 //!
@@ -15,8 +15,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fs, io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, SystemTime},
 };
 
 use foldhash::fast::RandomState;
@@ -24,13 +25,18 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    catalog::{Catalog, Content, FileChange, Finding, Stamp},
+    FilesConfig,
+    catalog::{Catalog, Content, FileChange, Stamp},
     decode::{self, Decoded, Format, Unread},
+    notices::DirtySet,
     read::{Outcome, Reader},
-    root::{DirectoryId, FileId, Root},
-    unfinished::Signs,
+    readiness::{Facts, Fewer, Quality, Reason, Writer, unmodified},
+    root::{DirectoryId, FileId, Root, is_absent},
 };
 use crate::{model::ResourceVersion, source::text::escaped};
+
+/// Existing files whose content is not applied yet, and the state of those with fewer objects than before.
+pub(super) type Pending = BTreeMap<Arc<str>, Option<Fewer>>;
 
 /// Reason for a file that is empty: it may have been truncated a moment ago, or by a full disk.
 const BLANK: &str = "file is empty; delete it to delete its objects";
@@ -48,12 +54,11 @@ pub(super) struct Scan {
     pub(super) changes: Vec<FileChange>,
     /// All existing files.
     pub(super) seen: HashSet<Arc<str>, RandomState>,
-    /// Those among them whose content is not applied yet.
-    pub(super) unfinished: BTreeSet<Arc<str>>,
-    /// Those among these that have fewer objects than before.
-    pub(super) shrunk: BTreeMap<Arc<str>, Stamp>,
+    pub(super) pending: Pending,
     /// Time at which the next of these is applied even without another notice.
     pub(super) again_at: Option<Instant>,
+    /// True if the walk did not meet a known file that exists: the directory changed meanwhile.
+    pub(super) is_torn: bool,
     /// Directories that could not be read, with a trailing `/`; empty text for the root. The known files in them stay.
     pub(super) unknown: BTreeSet<String>,
     /// Problems of files and directories, by path.
@@ -67,25 +72,24 @@ pub(super) struct Scan {
 pub(super) enum ScanError {
     /// The caller cancelled it.
     Cancelled,
-    /// The root itself cannot be listed.
-    Root(io::Error),
+    /// The directory cannot be listed.
+    Directory(io::Error),
 }
 
-/// Outcome of reading one file.
-enum FileOutcome {
-    Found(Finding),
-    /// The content is not applied yet; with the stamp if it has fewer objects than before.
-    Unfinished(Option<Stamp>),
-    /// The file was deleted, or is no regular file.
-    Nothing,
-}
+/// Content that is not applied yet.
+type NotYet = (Reason, Option<Fewer>);
 
 /// Walk in progress.
 pub(super) struct Scanner<'a> {
     root: &'a Root,
     catalog: &'a Catalog,
+    config: &'a FilesConfig,
+    /// Files whose content was not applied by the scan before.
+    pending: &'a Pending,
+    /// Notices; `None` for a list, which has none.
+    notices: Option<&'a DirtySet>,
     cancelled: &'a CancellationToken,
-    signs: Signs<'a>,
+    now: Instant,
     version: ResourceVersion,
     reader: Reader,
     entries: usize,
@@ -101,19 +105,24 @@ impl<'a> Scanner<'a> {
     pub(super) fn new(
         root: &'a Root,
         catalog: &'a Catalog,
-        signs: Signs<'a>,
+        config: &'a FilesConfig,
+        pending: &'a Pending,
+        notices: Option<&'a DirtySet>,
         cancelled: &'a CancellationToken,
     ) -> Self {
         Self {
             root,
             catalog,
+            config,
+            pending,
+            notices,
             cancelled,
-            signs,
+            now: Instant::now(),
             version: catalog.next_version(),
             reader: Reader::default(),
             entries: 0,
             max_entries: MAX_ENTRIES,
-            above: Vec::new(),
+            above: vec![root.id.file],
             found: Scan::default(),
         }
     }
@@ -125,48 +134,41 @@ impl<'a> Scanner<'a> {
 
     /// Walks the whole directory.
     pub(super) fn walk(mut self) -> Result<Scan, ScanError> {
-        self.found.seen.reserve(self.catalog.len());
-        let root = self.root;
-        self.above.push(root.id.file);
-        self.directory(&root.path, &mut String::new())?;
+        self.entries(&self.root.path, &mut String::new())?;
         Ok(self.found)
     }
 
-    /// Walks one directory. `relative` is empty for the root, or else ends in `/`; it is unchanged on return.
+    /// Walks one directory below the root. `relative` ends in `/`.
     fn directory(&mut self, absolute: &Path, relative: &mut String) -> Result<(), ScanError> {
         if self.above.len() > MAX_DEPTH {
             self.unknown(relative, &format!("nested too deeply (limit: {MAX_DEPTH} directories); not read"));
             return Ok(());
         }
-        let entries = match fs::read_dir(absolute) {
-            Ok(entries) => entries,
-            Err(error) if relative.is_empty() => return Err(ScanError::Root(error)),
-            Err(error) if is_absent(&error) => return Ok(()),
-            Err(error) => {
+        match self.entries(absolute, relative) {
+            Err(ScanError::Directory(error)) if is_absent(&error) => {}
+            Err(ScanError::Directory(error)) => {
                 self.unknown(relative, &format!("the directory cannot be read: {error}"));
-                return Ok(());
             }
-        };
+            outcome => return outcome,
+        }
+        Ok(())
+    }
+
+    /// Walks the entries of a directory. `relative` is empty for the root, or else ends in `/`.
+    fn entries(&mut self, absolute: &Path, relative: &mut String) -> Result<(), ScanError> {
         let length = relative.len();
-        for entry in entries {
+        for entry in fs::read_dir(absolute).map_err(ScanError::Directory)? {
             if self.cancelled.is_cancelled() {
                 return Err(ScanError::Cancelled);
             }
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(error) if relative.is_empty() => return Err(ScanError::Root(error)),
-                Err(error) => {
-                    self.unknown(relative, &format!("the directory cannot be read: {error}"));
-                    return Ok(());
-                }
-            };
+            let entry = entry.map_err(ScanError::Directory)?;
             let name = entry.file_name();
             if name.as_encoded_bytes().starts_with(b".") {
                 continue;
             }
             if let Some(name) = name.to_str() {
                 relative.push_str(name);
-                self.entry(&entry, name, relative)?;
+                self.entry(&entry, Format::of(name), relative)?;
                 relative.truncate(length);
             } else {
                 let name = name.to_string_lossy();
@@ -178,79 +180,49 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    fn entry(&mut self, entry: &fs::DirEntry, name: &str, relative: &mut String) -> Result<(), ScanError> {
-        let format = Format::of(name);
-        let file_type = match entry.file_type() {
-            Ok(file_type) => file_type,
-            Err(error) => {
-                self.unreadable(relative, &error);
-                return Ok(());
+    /// Walks a directory or reads a file, or follows a symbolic link to one, if its target is inside the root.
+    fn entry(&mut self, entry: &fs::DirEntry, format: Option<Format>, relative: &mut String) -> Result<(), ScanError> {
+        let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+        let found = match entry.file_type() {
+            Ok(kind) if !(is_link || kind.is_dir() || kind.is_file() && format.is_some()) => return Ok(()),
+            Ok(_) if is_link => {
+                fs::canonicalize(entry.path()).and_then(|target| Ok((fs::symlink_metadata(&target)?, Some(target))))
             }
+            kind => kind.and_then(|_| Ok((entry.metadata()?, None))),
         };
-        if file_type.is_symlink() {
-            return self.link(&entry.path(), format, relative);
-        }
-        let format = format.filter(|_| file_type.is_file());
-        if format.is_none() && !file_type.is_dir() {
-            return Ok(());
-        }
-        match entry.metadata() {
-            Ok(metadata) if file_type.is_dir() => self.below(&entry.path(), &metadata, relative),
-            Ok(metadata) => {
-                self.file(relative, &metadata, format, || entry.path());
-                Ok(())
+        match (found, format) {
+            (Ok((metadata, Some(target))), _)
+                if !target.starts_with(&self.root.path)
+                    && (metadata.is_dir() || metadata.is_file() && format.is_some()) =>
+            {
+                self.problem(relative, "the symbolic link leaves the directory; not followed");
             }
-            Err(error) => {
-                self.unreadable(relative, &error);
-                Ok(())
+            (Ok((metadata, target)), _) if metadata.is_dir() => {
+                if is_link && self.above.contains(&FileId::of(&metadata)) {
+                    self.problem(relative, "the symbolic link points to a directory above it; not followed");
+                } else if self.count(relative) {
+                    return self.below(&target.unwrap_or_else(|| entry.path()), &metadata, relative);
+                }
             }
+            (Ok((metadata, target)), Some(format)) if metadata.is_file() && self.count(relative) => {
+                self.file(relative, &Stamp::of(&metadata), format, || target.unwrap_or_else(|| entry.path()));
+            }
+            (Err(error), Some(_)) if is_link && is_absent(&error) => {
+                self.problem(relative, "the target of the symbolic link does not exist");
+            }
+            (Err(error), _) if !is_absent(&error) => {
+                // What the catalog has of it, as a file or as a directory, stays.
+                self.problem(relative, &format!("cannot be read: {error}"));
+                self.found.seen.extend(self.catalog.file(relative).map(|(path, _)| path.clone()));
+                self.found.unknown.insert(format!("{relative}/"));
+            }
+            _ => {}
         }
+        Ok(())
     }
 
-    /// Follows a symbolic link, if its target is inside the root.
-    fn link(&mut self, path: &Path, format: Option<Format>, relative: &mut String) -> Result<(), ScanError> {
-        let target = fs::canonicalize(path).and_then(|target| Ok((fs::symlink_metadata(&target)?, target)));
-        let (metadata, target) = match target {
-            Ok(target) => target,
-            Err(error) if is_absent(&error) => {
-                if format.is_some() {
-                    self.problem(relative, "the target of the symbolic link does not exist");
-                }
-                return Ok(());
-            }
-            Err(error) => {
-                if format.is_some() {
-                    self.unreadable(relative, &error);
-                } else {
-                    let directory = format!("{relative}/");
-                    self.unknown(&directory, &format!("the symbolic link cannot be followed: {error}"));
-                }
-                return Ok(());
-            }
-        };
-        let counts = metadata.is_dir() || (metadata.is_file() && format.is_some());
-        if !counts {
-            return Ok(());
-        }
-        if !target.starts_with(&self.root.path) {
-            self.problem(relative, "the symbolic link leaves the directory; not followed");
-            return Ok(());
-        }
-        if metadata.is_file() {
-            self.file(relative, &metadata, format, || target);
-            return Ok(());
-        }
-        if self.above.contains(&FileId::of(&metadata)) {
-            self.problem(relative, "the symbolic link points to a directory above it; not followed");
-            return Ok(());
-        }
-        self.below(&target, &metadata, relative)
-    }
-
+    /// Walks a directory below the current one.
     fn below(&mut self, absolute: &Path, metadata: &fs::Metadata, relative: &mut String) -> Result<(), ScanError> {
-        if !self.count(relative) {
-            return Ok(());
-        }
         let id = FileId::of(metadata);
         relative.push('/');
         if self.above.last().is_some_and(|above| above.dev != id.dev) {
@@ -263,97 +235,96 @@ impl<'a> Scanner<'a> {
     }
 
     /// Reads a file whose stamp has changed.
-    fn file<P: AsRef<Path>>(
-        &mut self,
-        relative: &str,
-        metadata: &fs::Metadata,
-        format: Option<Format>,
-        absolute: impl FnOnce() -> P,
-    ) {
-        let Some(format) = format else { return };
-        if !self.count(relative) {
-            return;
-        }
-        let path = match self.catalog.file(relative) {
-            Some((path, stamp)) if stamp == Some(&Stamp::of(metadata)) => {
-                self.found.seen.insert(path.clone());
-                return;
-            }
-            Some((path, _)) => path.clone(),
-            None => relative.into(),
-        };
-        let absolute = absolute();
-        match self.read(&path, absolute.as_ref(), format) {
-            FileOutcome::Found(finding) => {
-                self.found.seen.insert(path.clone());
-                self.found.changes.push(FileChange { path, finding });
-            }
-            FileOutcome::Unfinished(stamp) => {
-                if self.signs.is_written(absolute.as_ref()).is_some_and(|lasts| lasts >= self.signs.config.rescan) {
-                    let longest = self.signs.config.longest();
-                    let problem =
-                        format!("file is still open for writing; read when it is closed, or after {longest:?}");
-                    self.problem(relative, &problem);
+    fn file(&mut self, relative: &str, stamp: &Stamp, format: Format, absolute: impl FnOnce() -> PathBuf) {
+        let known = self.catalog.file(relative);
+        let path = known.map_or_else(|| relative.into(), |(path, _)| path.clone());
+        if known.is_none_or(|(_, file)| !file.is_trusted || file.stamp.as_ref() != Some(stamp)) {
+            match self.read(&path, &absolute(), format) {
+                Ok(Some(change)) => self.found.changes.push(change),
+                // The file was deleted, or is no regular file.
+                Ok(None) => return,
+                Err((reason, fewer)) => {
+                    if let Reason::Unnoticed(time) | Reason::Invalid(time) = reason {
+                        let at = self.now + time;
+                        self.found.again_at = Some(self.found.again_at.map_or(at, |other| other.min(at)));
+                    }
+                    if matches!(reason, Reason::Open(lasts) if lasts >= self.config.rescan) {
+                        let longest = self.config.longest();
+                        let problem =
+                            format!("file is still open for writing; read when it is closed, or after {longest:?}");
+                        self.problem(relative, &problem);
+                    }
+                    self.found.pending.insert(path.clone(), fewer);
                 }
-                self.found.seen.insert(path.clone());
-                self.found.shrunk.extend(stamp.map(|stamp| (path.clone(), stamp)));
-                self.found.unfinished.insert(path);
             }
-            FileOutcome::Nothing => {}
         }
+        self.found.seen.insert(path);
     }
 
-    fn read(&mut self, path: &str, absolute: &Path, format: Format) -> FileOutcome {
-        let outcome = self.reader.read(&self.root.path, absolute);
-        // Checked after the bytes were read, because a writer may have begun meanwhile.
-        if outcome.is_ok() && self.signs.is_written(absolute).is_some() {
-            return FileOutcome::Unfinished(None);
-        }
-        let (id, stamp, content) = match outcome {
-            Ok(Outcome::Bytes { stamp, is_trusted, bytes }) => {
-                let Decoded { objects, unread } = if decode::is_blank(bytes) {
-                    let unread = self.catalog.may_have_had(path).then(|| unreadable(BLANK));
-                    Decoded { unread, ..Decoded::default() }
-                } else {
-                    decode::decode(path, format, bytes, self.signs.config.kind.as_deref(), &self.version)
-                };
-                let content = match unread {
-                    None if self.catalog.holds(path, &objects) => Content::Same,
-                    _ if self.is_changing(path, absolute, &stamp, unread.is_none()) => {
-                        return FileOutcome::Unfinished(None);
-                    }
-                    None if self.has_just_shrunk(path, objects.len(), &stamp) => {
-                        return FileOutcome::Unfinished(Some(stamp));
-                    }
-                    None => Content::Objects(objects),
-                    Some(unread) => Content::Partial(objects, unread),
-                };
-                (Some(stamp.id), is_trusted.then_some(stamp), content)
-            }
-            Ok(Outcome::Torn) => return FileOutcome::Unfinished(None),
-            Ok(Outcome::Refused(stamp, reason)) => (None, stamp, Content::Partial(Vec::new(), unreadable(reason))),
-            Ok(Outcome::NotAFile) => return FileOutcome::Nothing,
-            Err(error) if is_absent(&error) => return FileOutcome::Nothing,
-            // The cause may be outside of the file: its stamp does not show when it is fixed.
-            Err(error) => (None, None, Content::Partial(Vec::new(), unreadable(format!("cannot be read: {error}")))),
+    fn read(&mut self, path: &Arc<str>, absolute: &Path, format: Format) -> Result<Option<FileChange>, NotYet> {
+        let change =
+            |stamp, is_trusted, content| Ok(Some(FileChange { path: path.clone(), stamp, is_trusted, content }));
+        let invalid = |stamp: Option<Stamp>, reason: String| {
+            change(stamp, stamp.is_some(), Content::Partial(Vec::new(), Unread { count: 1, reason }))
         };
-        FileOutcome::Found(Finding::Read { id, stamp, content })
-    }
-
-    /// Returns true if a file was modified so recently that its content is not applied. Valid content with a notice is.
-    fn is_changing(&mut self, path: &str, absolute: &Path, stamp: &Stamp, is_good: bool) -> bool {
-        let Some(at) = self.signs.left_alone_at(stamp) else { return false };
-        let is_linked = || absolute != self.root.path.join(path);
-        if is_good && (self.signs.is_noticed(absolute, stamp) || is_linked()) {
-            return false;
+        let (stamp, is_trusted, is_torn, bytes) = match self.reader.read(&self.root.path, absolute) {
+            Ok(Outcome::Bytes { stamp, is_trusted, is_torn, bytes }) => (stamp, is_trusted, is_torn, bytes),
+            Ok(Outcome::Refused(stamp, reason)) => return invalid(stamp, reason),
+            Ok(Outcome::NotAFile) => return Ok(None),
+            Err(error) if is_absent(&error) => return Ok(None),
+            // The cause may be outside of the file: its stamp does not show when it is fixed.
+            Err(error) => return invalid(None, format!("cannot be read: {error}")),
+        };
+        // After the bytes were read, because a writer may have begun meanwhile.
+        let (writer, unmodified) = match self.notices {
+            None => (Writer::Finished, Duration::MAX),
+            Some(notices) => {
+                let is_linked = absolute != self.root.path.join(&**path);
+                (Writer::of(notices.noticed(absolute), &stamp, is_linked), unmodified(&stamp, SystemTime::now()))
+            }
+        };
+        let facts = |quality| Facts { writer, unmodified, quality };
+        if let Some(reason) = facts(if is_torn { Quality::Torn } else { Quality::Bytes }).reason_to_wait(self.config) {
+            return Err((reason, None));
         }
-        self.found.again_at = Some(self.found.again_at.map_or(at, |other| other.min(at)));
-        true
+        let Decoded { objects, unread } = if decode::is_blank(bytes) {
+            let unread = || Unread { count: 1, reason: BLANK.into() };
+            Decoded { unread: self.catalog.may_have_had(path).then(unread), ..Decoded::default() }
+        } else {
+            decode::decode(path, format, bytes, self.config.kind.as_deref(), &self.version)
+        };
+        if unread.is_none() && self.catalog.holds(path, &objects) {
+            return change(Some(stamp), is_trusted, Content::Same);
+        }
+        let fewer = self.fewer(path, &stamp, objects.len());
+        let since = |begin: Instant| self.now.saturating_duration_since(begin);
+        let quality = match (&unread, fewer) {
+            (Some(_), _) => Quality::Invalid,
+            (None, Some(Fewer { since: found, begin, .. })) => {
+                Quality::Fewer { unchanged: since(found), lasts: since(begin) }
+            }
+            (None, None) => Quality::Good,
+        };
+        if let Some(reason) = facts(quality).reason_to_wait(self.config) {
+            return Err((reason, fewer.filter(|_| unread.is_none())));
+        }
+        let content = match unread {
+            None => Content::Objects(objects),
+            Some(unread) => Content::Partial(objects, unread),
+        };
+        change(Some(stamp), is_trusted, content)
     }
 
-    fn has_just_shrunk(&self, path: &str, objects: usize, stamp: &Stamp) -> bool {
-        let before = self.catalog.read_as(path);
-        before.is_some_and(|(id, before)| id == stamp.id && objects < before) && self.signs.has_just_shrunk(path, stamp)
+    /// Returns the state of a file that has fewer objects than before, and was not replaced by another one.
+    fn fewer(&self, path: &str, stamp: &Stamp, objects: usize) -> Option<Fewer> {
+        let (_, known) = self.catalog.file(path)?;
+        known.stamp.filter(|before| before.id == stamp.id && objects < known.objects.len())?;
+        let new = Fewer { stamp: *stamp, since: self.now, begin: self.now };
+        Some(match self.pending.get(path).copied().flatten() {
+            Some(found) if found.stamp == *stamp => found,
+            Some(found) => Fewer { begin: found.begin, ..new },
+            None => new,
+        })
     }
 
     /// Counts an entry; above the limit nothing more is read, and the known files stay.
@@ -375,32 +346,13 @@ impl<'a> Scanner<'a> {
         self.found.unknown.insert(directory.to_owned());
     }
 
-    /// Records that this entry cannot be read: what the catalog has of it, as a file or as a directory, stays.
-    fn unreadable(&mut self, relative: &str, error: &io::Error) {
-        if is_absent(error) {
-            return;
-        }
-        self.problem(relative, &format!("cannot be read: {error}"));
-        self.found.seen.extend(self.catalog.file(relative).map(|(path, _)| path.clone()));
-        self.found.unknown.insert(format!("{relative}/"));
-    }
-
     fn problem(&mut self, path: &str, reason: &str) {
         self.found.problems.insert(escaped(path).into_owned(), reason.to_owned());
     }
-}
-
-/// Returns a file of which no part can be read.
-fn unreadable(reason: impl Into<String>) -> Unread {
-    Unread { count: 1, reason: reason.into() }
 }
 
 /// Returns true if a known file that a walk has not met may still exist, in a directory that could not be read.
 pub(super) fn may_hold(unknown: &BTreeSet<String>, path: &str) -> bool {
     let mut directories = path.match_indices('/').map(|(slash, _)| &path[..=slash]);
     unknown.contains("") || directories.any(|directory| unknown.contains(directory))
-}
-
-pub(super) fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     FilesConfig,
-    engine::{Engine, Failure, SharedEngine},
+    engine::{Engine, SharedEngine},
     live::{DirectoryWatch, blocking},
     notices::{self, Notices, Subscribe},
     root::{DirectoryError, Root},
@@ -96,8 +96,7 @@ impl ListerWatcher for FilesSource {
         // Dropping this future ends the scan.
         let _guard = token.clone().drop_guard();
         let engine = self.engine.clone();
-        let listed = blocking(move || engine.lock().list(&token)).await;
-        listed.and_then(|list| list).map_err(SourceError::from)
+        blocking(move || engine.lock().list(&token)).await?
     }
 
     async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
@@ -141,14 +140,5 @@ impl WarmStart for FilesSource {
 
     fn resume_with(&self, list: &mut List, proof: &[u8]) -> Result<(), String> {
         self.engine.lock().resume(list, proof)
-    }
-}
-
-impl From<Failure> for SourceError {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Cancelled => Self::Unavailable("replaced by another list or watch of the directory".into()),
-            Failure::Outage(reason) => Self::Unavailable(reason),
-        }
     }
 }

@@ -22,7 +22,7 @@ use tokio_stream::StreamExt;
 
 use super::{
     DEFAULT_QUIET, FilesConfig, FilesSource,
-    notices::{self, Subscribe, SubscribeError},
+    notices::{self, Subscribe},
 };
 use crate::{
     cache::{ListVersion, ListerWatcher, Problem, ProblemReason, SourceError, SourceHealth, Watch},
@@ -55,8 +55,8 @@ struct Follower {
     seen: Vec<String>,
 }
 
-fn without_notices(_: &Path, _: Arc<notices::DirtySet>) -> Result<notices::Subscription, SubscribeError> {
-    Err(SubscribeError::Refused("no notices here".into()))
+fn without_notices(_: &Path, _: Arc<notices::DirtySet>) -> notify::Result<notices::Subscription> {
+    Err(notify::Error::generic("no notices here"))
 }
 
 impl Rig {

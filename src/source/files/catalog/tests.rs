@@ -11,8 +11,6 @@ enum Step {
     Write(Manifest),
     /// Write of a file with a part that cannot be read, beside these objects.
     Break(Manifest),
-    Miss,
-    Find,
     Remove,
 }
 
@@ -27,28 +25,28 @@ fn object(name: &str, value: u8, version: ResourceVersion) -> Object {
 
 fn read(catalog: &Catalog, path: &str, manifest: &[(&str, u8)]) -> FileChange {
     let objects = manifest.iter().map(|(name, value)| object(name, *value, catalog.next_version())).collect();
-    FileChange { path: path.into(), finding: finding(Content::Objects(objects)) }
+    change(path, Content::Objects(objects))
 }
 
-fn finding(content: Content) -> Finding {
-    Finding::Read { id: None, stamp: None, content }
+fn change(path: &str, content: Content) -> FileChange {
+    FileChange { path: path.into(), stamp: None, is_trusted: false, content }
 }
 
 /// Returns a read of a file that has a part that cannot be read, beside these objects.
 fn partial(catalog: &Catalog, path: &str, manifest: &[(&str, u8)]) -> FileChange {
     let objects = manifest.iter().map(|(name, value)| object(name, *value, catalog.next_version())).collect();
     let unread = Unread { count: 1, reason: "broken".into() };
-    FileChange { path: path.into(), finding: finding(Content::Partial(objects, unread)) }
+    change(path, Content::Partial(objects, unread))
 }
 
 fn gone(path: &str) -> FileChange {
-    FileChange { path: path.into(), finding: Finding::Gone }
+    change(path, Content::Absent)
 }
 
 fn catalog(files: &[(&str, &[(&str, u8)])]) -> Catalog {
     let mut catalog = Catalog::new("abc".into());
     let changes = files.iter().map(|(path, manifest)| read(&catalog, path, manifest)).collect();
-    assert_eq!(catalog.apply(changes), [], "the first application has no events");
+    assert_eq!(catalog.apply(changes, Instant::now()), [], "the first application has no events");
     assert_eq!(catalog.version().to_string(), "abc.1");
     catalog
 }
@@ -56,14 +54,9 @@ fn catalog(files: &[(&str, &[(&str, u8)])]) -> Catalog {
 impl Catalog {
     /// Applies changes, and deletes at once the objects that no file contains any more.
     fn apply_all(&mut self, changes: Vec<FileChange>) -> Vec<Event> {
-        let mut events = self.apply(changes);
-        events.extend(self.delete_all());
+        let mut events = self.apply(changes, Instant::now());
+        events.extend(self.delete(|_| true));
         events
-    }
-
-    fn delete_all(&mut self) -> Vec<Event> {
-        let keys: Vec<_> = self.unclaimed().keys().cloned().collect();
-        self.delete(&keys)
     }
 }
 
@@ -122,34 +115,35 @@ fn the_same_bytes_from_another_file_are_no_change() {
 #[test]
 fn a_missing_file_keeps_its_objects_behind_those_of_existing_files() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 1)]), ("b.yaml", &[("z", 1)])]);
-    let missing = |finding| FileChange { path: "a.yaml".into(), finding };
-    assert_eq!(catalog.apply_all(vec![missing(Finding::Missing)]), []);
+    assert_eq!(catalog.apply(vec![gone("a.yaml")], Instant::now()), []);
     assert_eq!(catalog.objects().len(), 3);
-    let events = catalog.apply_all(vec![read(&catalog, "c.yaml", &[("x", 2)])]);
-    assert_eq!(shown(&events), ["~x=2@abc.2"], "moved and changed");
-    assert_eq!(catalog.duplicates().count(), 0);
-    assert_eq!(shown(&catalog.apply_all(vec![missing(Finding::Found)])), ["~x=1@abc.3"]);
+    assert!(catalog.may_have_had("a.yaml") && !catalog.may_have_had("c.yaml"));
+    let moved = read(&catalog, "c.yaml", &[("x", 2)]);
+    assert_eq!(shown(&catalog.apply(vec![moved], Instant::now())), ["~x=2@abc.2"], "moved and changed");
+    let back = read(&catalog, "a.yaml", &[("x", 1), ("y", 1)]);
+    assert_eq!(shown(&catalog.apply(vec![back], Instant::now())), ["~x=1@abc.3"]);
     assert_eq!(catalog.duplicates().count(), 1);
-    catalog.apply_all(vec![missing(Finding::Missing)]);
-    assert_eq!(shown(&catalog.apply_all(vec![gone("a.yaml")])), ["-y=1@abc.5"]);
+    assert_eq!(shown(&catalog.apply_all(vec![gone("a.yaml")])), ["~x=2@abc.4", "-y=1@abc.5"]);
 }
 
 #[test]
 fn an_object_that_moves_is_no_event_and_stays_until_it_is_deleted() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 1)]), ("b.yaml", &[("z", 1)])]);
     let before = catalog.objects();
+    let (begin, later) = (Instant::now(), Instant::now() + std::time::Duration::from_secs(1));
     let loses = read(&catalog, "a.yaml", &[("y", 1)]);
-    assert_eq!(catalog.apply(vec![loses]), []);
+    assert_eq!(catalog.apply(vec![loses], begin), []);
     assert_eq!(catalog.objects(), before, "by key");
     let has = read(&catalog, "b.yaml", &[("z", 1), ("x", 1)]);
-    assert_eq!(catalog.apply(vec![has]), []);
+    assert_eq!(catalog.apply(vec![has], begin), []);
     assert!(Arc::ptr_eq(&catalog.objects()[0], &before[0]));
-    assert_eq!((catalog.unclaimed().len(), catalog.delete_all()), (0, vec![]));
-    catalog.apply(vec![gone("b.yaml")]);
-    let keys: Vec<_> = catalog.unclaimed().keys().cloned().collect();
-    let changed = read(&catalog, "a.yaml", &[("y", 1), ("x", 2)]);
-    assert_eq!(shown(&catalog.apply(vec![changed])), ["~x=2@abc.2"]);
-    assert_eq!(shown(&catalog.delete(&keys)), ["-z=1@abc.3"], "what has a file again is not deleted");
+    assert_eq!((catalog.has_unclaimed(), catalog.delete(|_| true)), (false, vec![]));
+    catalog.apply(vec![gone("b.yaml")], begin);
+    let changed = read(&catalog, "a.yaml", &[("x", 2)]);
+    assert_eq!(shown(&catalog.apply(vec![changed], later)), ["~x=2@abc.2"]);
+    assert_eq!(shown(&catalog.delete(|since| since == begin)), ["-z=1@abc.3"], "x has a file again");
+    catalog.hold(begin);
+    assert_eq!(shown(&catalog.delete(|since| since == begin)), ["-y=1@abc.4"], "y waits since it was held last");
 }
 
 #[test]
@@ -190,7 +184,7 @@ fn the_objects_of_an_earlier_run_are_those_of_its_files() {
     let keys = |names: &[&str]| names.iter().map(|name| ObjectKey::new("", name).unwrap()).collect::<Vec<_>>();
     catalog.resume(vec![("a.yaml".into(), keys(&["w", "gone"])), ("b.yaml".into(), keys(&["x"]))], objects.to_vec());
     assert_eq!((catalog.objects().len(), catalog.version()), (3, version));
-    assert_eq!(catalog.unclaimed().len(), 1, "no file had y");
+    assert_eq!(catalog.unclaimed.len(), 1, "no file had y");
     let changes = vec![partial(&catalog, "a.yaml", &[]), read(&catalog, "b.yaml", &[("x", 2), ("y", 1)])];
     assert_eq!(shown(&catalog.apply_all(changes)), ["~x=2@abc.2"]);
     assert_eq!(catalog.objects().len(), 3);
@@ -199,12 +193,12 @@ fn the_objects_of_an_earlier_run_are_those_of_its_files() {
 #[test]
 fn kinds_are_those_of_existing_objects() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 3)])]);
-    assert_eq!(catalog.kinds().collect::<Vec<_>>(), ["Big", "Small"]);
+    assert_eq!(catalog.kinds().iter().map(|kind| &**kind).collect::<Vec<_>>(), ["Big", "Small"]);
     catalog.apply_all(vec![read(&catalog, "a.yaml", &[("x", 1), ("y", 2)])]);
-    assert_eq!(catalog.kinds().collect::<Vec<_>>(), ["Small"]);
+    assert_eq!(catalog.kinds().iter().map(|kind| &**kind).collect::<Vec<_>>(), ["Small"]);
     catalog.apply_all(vec![gone("a.yaml")]);
     assert_eq!(catalog.kinds().len(), 0);
-    assert_eq!((catalog.len(), catalog.claims.len()), (0, 0));
+    assert_eq!((catalog.files.len(), catalog.claims.len()), (0, 0));
 }
 
 fn manifest() -> impl Strategy<Value = Manifest> {
@@ -216,21 +210,18 @@ fn step() -> impl Strategy<Value = (&'static str, Step)> {
         6 => manifest().prop_map(Step::Write),
         1 => Just(Step::Break(Manifest::new())),
         2 => manifest().prop_map(Step::Break),
-        2 => Just(Step::Miss),
-        1 => Just(Step::Find),
         2 => Just(Step::Remove),
     ];
     (prop::sample::select(&PATHS[..]), step)
 }
 
 /// Model of the rules, as simple as possible: the content of every file, what was read last before what was kept, and the first
-/// object of each key, of existing files before missing ones.
+/// object of each key.
 #[derive(Default)]
 struct Model(BTreeMap<&'static str, FileModel>);
 
 #[derive(Default)]
 struct FileModel {
-    is_missing: bool,
     read: Manifest,
     kept: Manifest,
 }
@@ -244,15 +235,8 @@ impl Model {
             Step::Remove => {
                 self.0.remove(path);
             }
-            Step::Miss | Step::Find => {
-                if let Some(file) = self.0.get_mut(path) {
-                    file.is_missing = matches!(step, Step::Miss);
-                }
-            }
             Step::Break(manifest) => {
                 let file = self.0.entry(path).or_default();
-                // Its content before it was missing is older than that of others.
-                file.is_missing &= manifest.is_empty();
                 let mut kept = std::mem::replace(&mut file.read, manifest.clone());
                 kept.append(&mut file.kept);
                 kept.retain(|(name, _)| !manifest.iter().any(|(read, _)| read == name));
@@ -263,18 +247,17 @@ impl Model {
 
     fn served(&self) -> BTreeMap<String, u8> {
         let parts = |file: &FileModel| file.read.iter().chain(&file.kept).rev().copied().collect::<Vec<_>>();
-        let all = |is_missing| {
-            let files = self.0.values().rev().filter(move |file| file.is_missing == is_missing);
-            files.flat_map(parts)
-        };
-        all(true).chain(all(false)).map(|(name, value)| (name.to_owned(), value)).collect()
+        self.0.values().rev().flat_map(parts).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// Returns the number of objects of existing files that wait for another one.
+    /// Returns the number of objects that wait for another one.
     fn waiting(&self) -> usize {
         let mut keys = std::collections::BTreeSet::new();
-        let present = self.0.values().filter(|file| !file.is_missing);
-        present.flat_map(|file| file.read.iter().chain(&file.kept)).filter(|(name, _)| !keys.insert(*name)).count()
+        self.0
+            .values()
+            .flat_map(|file| file.read.iter().chain(&file.kept))
+            .filter(|(name, _)| !keys.insert(*name))
+            .count()
     }
 }
 
@@ -303,27 +286,23 @@ proptest! {
                     Step::Write(manifest) => {
                         let mut change = read(&catalog, path, manifest);
                         // As in a scan, which meets a path once.
-                        if let Finding::Read { content: Content::Objects(objects), .. } = &change.finding
+                        if let Content::Objects(objects) = &change.content
                             && !changes.iter().any(|earlier: &FileChange| *earlier.path == *path)
                             && catalog.holds(path, objects)
                         {
-                            change.finding = finding(Content::Same);
+                            change.content = Content::Same;
                         }
                         changes.push(change);
                     }
                     Step::Remove => changes.push(gone(path)),
-                    Step::Miss | Step::Find => {
-                        let finding = if matches!(step, Step::Miss) { Finding::Missing } else { Finding::Found };
-                        changes.push(FileChange { path: path.into(), finding });
-                    }
                     Step::Break(manifest) => changes.push(partial(&catalog, path, manifest)),
                 }
             }
             let before = catalog.version();
-            let mut events = catalog.apply(changes);
+            let mut events = catalog.apply(changes, Instant::now());
             prop_assert!(!events.iter().any(|event| matches!(event, Event::Deleted(_))), "the engine says when");
             if deletes {
-                events.extend(catalog.delete_all());
+                events.extend(catalog.delete(|_| true));
             }
             let mut expected = before;
             for event in &events {
@@ -367,7 +346,7 @@ fn with_uid(catalog: &Catalog, path: &str, objects: &[(&str, &str, u8)]) -> File
         Object::from_json(Bytes::from(body), "unnamed", catalog.next_version()).unwrap()
     };
     let objects = objects.iter().map(object).collect();
-    FileChange { path: path.into(), finding: finding(Content::Objects(objects)) }
+    change(path, Content::Objects(objects))
 }
 
 #[test]

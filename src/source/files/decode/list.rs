@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 /// Fields by which a list differs from an object. Only a list is read this way; objects are read by
 /// [`Object::from_json`](crate::model::Object::from_json).
 #[derive(Deserialize)]
-pub(super) struct ListHead<'a> {
+struct ListHead<'a> {
     #[serde(rename = "apiVersion", borrow, default)]
     api_version: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
@@ -16,7 +16,7 @@ pub(super) struct ListHead<'a> {
     #[serde(borrow, default)]
     metadata: Option<ListMeta<'a>>,
     #[serde(borrow, default)]
-    pub(super) items: Option<&'a RawValue>,
+    items: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]

@@ -150,8 +150,7 @@ fn beyond_the_limit_of_entries_known_files_stay() {
     use super::super::{
         catalog::Catalog,
         root::Root,
-        scan::{Scanner, may_hold},
-        unfinished::{Shrunk, Signs},
+        scan::{Pending, Scanner, may_hold},
     };
     let rig = Rig::new();
     for n in 0..5 {
@@ -160,13 +159,12 @@ fn beyond_the_limit_of_entries_known_files_stay() {
     let (root, catalog) = (Root::open(&rig.path("")).unwrap(), Catalog::new("a".into()));
     let token = tokio_util::sync::CancellationToken::new();
     let config = FilesConfig { rescan: NEVER, ..FilesConfig::new(".", "test") };
-    let now = tokio::time::Instant::now();
-    let signs =
-        Signs { notices: None, shrunk: &Shrunk::default(), config: &config, now, clock: std::time::SystemTime::now() };
-    let scan = Scanner::new(&root, &catalog, signs, &token).with_max_entries(3).walk().unwrap();
+    let pending = Pending::new();
+    let scanner = || Scanner::new(&root, &catalog, &config, &pending, None, &token);
+    let scan = scanner().with_max_entries(3).walk().unwrap();
     assert_eq!((scan.seen.len(), scan.problems.len()), (3, 1));
     assert!(may_hold(&scan.unknown, "any.json"));
-    let scan = Scanner::new(&root, &catalog, signs, &token).with_max_entries(5).walk().unwrap();
+    let scan = scanner().with_max_entries(5).walk().unwrap();
     assert_eq!((scan.seen.len(), scan.problems.len()), (5, 0));
     assert!(!may_hold(&scan.unknown, "any.json"));
 }

@@ -118,6 +118,7 @@ async fn the_last_good_objects_survive_a_restart() {
     rig.replace("all.yaml", &format!("{}---\n{BAD}", good("a")));
     rig.remove("d.yaml");
     let list = restarted(&mut rig).await;
+    rig.health.record_contact();
     assert_eq!(rig.state_at(&list.version), SyncState::Stale, "not read yet");
     let mut follower = resumed(&rig, list).await;
     follower.until(|follower| follower.seen.len() == 1).await;
