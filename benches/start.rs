@@ -1,8 +1,9 @@
-//! Start of a server with 1,000,000 objects of 1 KiB, from etcd or a stream, and the memory that it then has.
+//! Start of a server with 1,000,000 objects of 1 KiB, from etcd, a stream or files, and the memory that it then has.
 //!
 //! ```sh
 //! tests/upstreams/run --etcd cargo bench --bench start -- etcd        # or: ... -- etcd 100000
 //! cargo bench --bench start -- stream
+//! cargo bench --bench start -- files
 //! ```
 //!
 //! Starts the real server as its own process, three times. Prints the time from its start until it has every object, its processor
@@ -47,12 +48,13 @@ use crate::{
 enum Upstream {
     Etcd(Box<Etcd>),
     Stream(PathBuf),
+    Files(PathBuf),
 }
 
 const DEADLINE: Duration = Duration::from_secs(300);
 const OBJECTS: usize = 1_000_000;
 const OBJECT_BYTES: usize = 1024;
-/// Number of keys in a transaction: etcd accepts 128.
+/// Number of keys in a transaction, of which etcd accepts 128, and of objects in a file.
 const BATCH: usize = 100;
 const REPETITIONS: usize = 3;
 const LISTS: usize = 10;
@@ -66,7 +68,8 @@ async fn main() {
     let upstream = match arguments.first().map(String::as_str) {
         Some("etcd") => Upstream::etcd(objects).await,
         Some("stream") => Upstream::stream(objects, directory.path()),
-        _ => panic!("name an upstream: etcd, or stream"),
+        Some("files") => Upstream::files(objects, directory.path()),
+        _ => panic!("name an upstream: etcd, stream or files"),
     };
     println!("{objects} objects of {OBJECT_BYTES} bytes");
     for _ in 0..REPETITIONS {
@@ -112,11 +115,21 @@ impl Upstream {
         Self::Stream(path)
     }
 
+    fn files(objects: usize, directory: &Path) -> Self {
+        for first in (0..objects).step_by(BATCH) {
+            let items: Vec<_> = (first..objects.min(first + BATCH)).map(object).collect();
+            let list = format!(r#"{{"kind":"SettingList","apiVersion":"v1","items":[{}]}}"#, items.join(","));
+            std::fs::write(directory.join(format!("{first:07}.json")), list).unwrap();
+        }
+        Self::Files(directory.to_owned())
+    }
+
     async fn measure(&self, objects: usize) {
         let address = free_address().to_string();
         let resource = match self {
             Self::Etcd(etcd) => ["--etcd".to_owned(), format!("settings={}{PREFIX}", etcd.url())],
             Self::Stream(_) => ["--stream".to_owned(), "settings=-".to_owned()],
+            Self::Files(path) => ["--files".to_owned(), format!("settings={}", path.display())],
         };
         let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
         command.args(["serve", "--admin-listen", "none", "--listen", &address]).args(resource);

@@ -147,16 +147,16 @@ impl Plan {
             bits / 1e9,
             size(memory)
         )?;
-        let spare = processes + 1.0;
+        let replicas = processes + 1.0;
         if processes > 1.0 {
             writeln!(
                 out,
-                "  tree: one informerd at the upstream and {spare} relays of it, one of them to spare; the upstream has one client"
+                "  tree: one informerd at the upstream and {replicas} relays of it, one of them to spare; the upstream has one client"
             )?;
         } else {
-            writeln!(out, "  replicas: {spare}, one of them to spare; the upstream has {spare} clients")?;
+            writeln!(out, "  replicas: {replicas}, one of them to spare; the upstream has {replicas} clients")?;
         }
-        writeln!(out, "  a lost process: its watches are open again after {:.1} s", self.recovery(spare))?;
+        writeln!(out, "  a lost process: its watches are open again after {:.1} s", self.recovery(replicas))?;
         let share = config.watch.max_watchers as f64 * f64::from(config.limits.peer_share) / 100.0;
         if each > share {
             writeln!(

@@ -302,8 +302,10 @@ impl<'a> Follower<'a> {
         let last = last.version_after(self.position.unwrap_or_default());
         let further = self.expected[end..].iter().take_while(|event| event.is_suppressed);
         let next = self.expected[end..].iter().find(|event| !event.is_suppressed).map_or(u64::MAX, |next| next.before);
+        let epoch = &self.truth.epochs[self.epoch_at];
+        let head = if self.epoch_at == moment.epoch { moment.safe } else { epoch.safe_at(epoch.batches.len()) };
         let after = self.truth.number(self.epoch_at, &message.resource_version).filter(|after| *after > last);
-        let after = after.filter(|after| *after <= next.min(moment.safe)).unwrap_or(last);
+        let after = after.filter(|after| *after <= next.min(head)).unwrap_or(last);
         let end = end + further.take_while(|event| event.after <= after).count();
         self.expect_version(message, after, "after the hole")?;
         self.position = Some(after);
