@@ -359,6 +359,13 @@ impl WatchBody {
     /// Encodes the next piece, moves to the next stage, or parks.
     fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
         let (is_notified, is_timed) = (self.check_notified(), self.ends_at.is_some() || self.drain_at.is_some());
+        if is_notified && self.watcher.has_new_access() {
+            // Since the poll began: the notification, which this watch has seen now, would not wake it again.
+            self.change_access();
+            if self.ready.is_some() {
+                return Poll::Ready(StepResult::Progress);
+            }
+        }
         if self.stage() != Some(WatcherStage::Live) || is_timed || is_notified {
             self.poll_end(cx);
         }

@@ -6,6 +6,7 @@ mod reader;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -23,7 +24,7 @@ use crate::{
     },
     model::{Event, Namespaces, Object, ObjectKey, ResourceVersion},
     proto::pb,
-    transport::Room,
+    transport::{BoundedFrame, Room},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -398,6 +399,26 @@ proptest! {
             }
             world.finish().await;
         });
+    }
+}
+
+/// The notification would not wake a watch that has seen it, and waits now.
+#[tokio::test(start_paused = true)]
+async fn a_change_of_rights_after_a_poll_has_looked_for_one_is_found_by_it() {
+    for refusal in [None, Some(ApiError::RequestTooLarge { limit: 7 })] {
+        let mut world = World::new(100, 100);
+        world.change(&[(1, 0, Some(0)), (2, 0, Some(0))]);
+        world.fifo.push(Delta::Replace(world.list())).await;
+        world.watch(0, QueueOptions { policy: FullChannelPolicy::Replay, length: 10 }, None).await;
+        world.drain().await;
+        let Reader { id, body, .. } = world.readers.last_mut().unwrap();
+        let body = body.as_mut().unwrap();
+        let access = refusal.map_or(WatchAccess::Namespaces(set(Some(2))), WatchAccess::Ended);
+        assert!(world.service.watchers().set_access(*id, access));
+        world.resource.informer.notify_watches().await;
+        World::settle().await;
+        let polled = body.poll_next_frame(&mut Context::from_waker(Waker::noop()), EVERY_ROOM);
+        assert!(matches!(polled, Poll::Ready(Some(Ok(BoundedFrame::Frame(_))))), "{polled:?}");
     }
 }
 

@@ -28,7 +28,12 @@ impl WatchBody {
         }
     }
 
-    fn poll_next_frame(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+    /// Returns the next frame. A change of rights has been looked for: one from now on is found with its notification.
+    pub(in crate::grpc::watch) fn poll_next_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+    ) -> Poll<Option<Result<BoundedFrame, Status>>> {
         loop {
             if let Some(chunk) = self.ready.take_if(|chunk| room.allows(chunk.remaining())) {
                 return Poll::Ready(Some(Ok(BoundedFrame::Frame(Frame::data(chunk)))));
