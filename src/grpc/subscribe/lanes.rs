@@ -122,7 +122,7 @@ impl Lanes {
             timers: Vec::new(),
             due: 0,
             reported_state: standing.reported_state,
-            notify_seq: informer.notify_seq(),
+            notify_seq: standing.notify_seq,
             status_changed: false,
             batch: None,
             pending: Vec::new(),
@@ -141,7 +141,7 @@ impl Lanes {
 
     /// Returns true if a watch that stands at this place can attach now. Otherwise it can after the next event, or the next bookmark.
     pub(super) fn admits(&mut self, key: &LaneKey, standing: &Standing) -> bool {
-        let Standing { reached, offset, history_id, reported_state } = standing;
+        let Standing { reached, offset, history_id, reported_state, .. } = standing;
         let is_alike = (*history_id, *reported_state) == (self.history_id, self.reported_state);
         if !is_alike || self.batch.is_some() || !self.pending.is_empty() {
             return false;
@@ -418,5 +418,27 @@ impl Drop for Lanes {
     fn drop(&mut self) {
         let watches: usize = self.reader.iter_mut().map(|(_, lane)| lane.watches.len()).sum();
         self.stats.watchers.fetch_sub(watches as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grpc::{status::ApiError, watch::tests::World, watchers::WatchAccess};
+
+    /// Its notification comes between the look at the watch and its attachment.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_of_rights_while_a_watch_is_attached_is_found() {
+        let mut world = World::of(Vec::new(), |_| ()).await;
+        let body = world.live_watch().await;
+        let (key, standing) = body.standing().unwrap();
+        let resource = Arc::clone(body.resource());
+        let access = WatchAccess::Ended(ApiError::RequestTooLarge { limit: 7 });
+        assert!(world.service().watchers().set_access(body.id(), access));
+        resource.informer.notify_watches().await;
+        World::settle().await;
+        let mut lanes = Lanes::new(world.service(), &resource, &standing, Instant::now()).unwrap();
+        let number = lanes.attach(&key, standing, 1, body.attach());
+        assert_eq!(lanes.changed(), [(number, 1)]);
     }
 }

@@ -188,7 +188,7 @@ impl WatchBody {
 
     /// Returns the id of the watch among the open ones.
     #[cfg(test)]
-    pub(super) fn id(&self) -> u64 {
+    pub(in crate::grpc) fn id(&self) -> u64 {
         self.watcher.id()
     }
 

@@ -15,7 +15,7 @@ use http::{Extensions, HeaderMap};
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use self::reader::Reader;
-use super::{access, open_with};
+use super::{access, body::WatchBody, open_with};
 use crate::{
     cache::{Delta, FifoBounds, Informer, InformerConfig, List, RealFifo, SourceHealth},
     grpc::{
@@ -186,8 +186,15 @@ impl World {
         List::new(self.objects.values().cloned().collect(), ResourceVersion::decimal(self.number))
     }
 
+    /// Opens a watch of everything, and reads what there is.
+    pub(in crate::grpc) async fn live_watch(&mut self) -> WatchBody {
+        self.watch(0, QueueOptions { policy: FullChannelPolicy::Replay, length: 10 }, None).await;
+        self.drain().await;
+        self.readers.pop().and_then(|reader| reader.body).unwrap()
+    }
+
     /// Lets every task run until it waits.
-    async fn settle() {
+    pub(in crate::grpc) async fn settle() {
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }

@@ -42,8 +42,9 @@ pub(in crate::grpc) struct Standing {
     pub(in crate::grpc) offset: u64,
     /// Number of its history.
     pub(in crate::grpc) history_id: u64,
-    /// State of the source that it reported last.
+    /// State of the source that it reported last, and the number of notifications that it has seen.
     pub(in crate::grpc) reported_state: SyncState,
+    pub(in crate::grpc) notify_seq: u64,
 }
 
 /// Properties of a lane with which a watch continues by itself.
@@ -89,8 +90,8 @@ impl WatchBody {
         let Subscribe { selection, format, queue, .. } = self.watch.subscribe();
         let (selection, format) = (Arc::clone(selection), format.clone());
         let key = LaneKey { selection, format, queue: *queue, bookmark_interval: self.bookmarks.interval() };
-        let (history_id, reported_state) = (self.watch.history_id(), self.reported_state);
-        Some((key, Standing { reached, offset, history_id, reported_state }))
+        let (history_id, reported_state, notify_seq) = (self.watch.history_id(), self.reported_state, self.notify_seq);
+        Some((key, Standing { reached, offset, history_id, reported_state, notify_seq }))
     }
 
     /// Gives up the body.
