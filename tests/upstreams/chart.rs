@@ -238,7 +238,7 @@ fn the_memory_limit_follows_from_the_configuration() {
         let verified = config["resources"].as_object().unwrap().values().any(is_verified);
         64 + objects
             + if verified { objects } else { 0 }
-            + (22 * watchers).div_ceil(1024)
+            + (27 * watchers).div_ceil(1024)
             + of_resources
             + (size("limits.memory") / 4).min(64)
             + size("limits.memory")
