@@ -94,14 +94,15 @@ impl Open {
     }
 
     /// Reads to the last message of a state of a watch, and returns all; or the reason of the end, before which no object may come.
-    /// Bookmarks go on for ever, so the whole has a limit.
+    /// Bookmarks go on for ever, so the whole has a limit: a review that had begun before its token was revoked counts until the
+    /// next check, after a minute.
     async fn read(
         &mut self,
         id: u32,
         is_last: impl Fn(&pb::WatchResponse) -> bool,
     ) -> Result<Vec<pb::WatchResponse>, String> {
         let mut messages = Vec::new();
-        let all = timeout(DEADLINE, async {
+        let all = timeout(DEADLINE * 2, async {
             loop {
                 let message = self.next(id).await?;
                 let is_end = is_last(&message);
