@@ -153,12 +153,13 @@ async fn in_turns(
         let turn = turns.acquire(party, Class::Known, 0).await.map_err(io::Error::other)?;
         let waker = Waker::from(Arc::clone(&woken));
         let step = spawn_blocking(move || {
+            // Also that of a handshake that has timed out lasts until its step is over.
+            let _turn = turn;
             let polled = Pin::new(&mut handshake).poll(&mut Context::from_waker(&waker));
             (handshake, polled)
         });
         let polled;
         (handshake, polled) = step.await.map_err(io::Error::other)?;
-        drop(turn);
         if let Poll::Ready(accepted) = polled {
             return accepted;
         }
@@ -243,8 +244,12 @@ impl Io for TlsStream<TcpStream> {
 
 #[cfg(test)]
 mod tests {
-    use std::thread::ThreadId;
+    use std::{
+        sync::mpsc::{Receiver, channel},
+        thread::ThreadId,
+    };
 
+    use futures_util::FutureExt;
     use parking_lot::Mutex;
     use rcgen::generate_simple_self_signed;
     use rustls::{
@@ -372,63 +377,106 @@ mod tests {
 
     /// Records the names that clients request and the threads of their handshakes, in the order of the signatures.
     #[derive(Debug)]
-    struct RecordedKey(Mutex<Vec<(String, ThreadId)>>, Arc<CertifiedKey>);
+    struct RecordedKey {
+        handshakes: Mutex<Vec<(String, ThreadId)>>,
+        /// The next signature waits until the sender is dropped.
+        gate: Mutex<Option<Receiver<()>>>,
+        key: Arc<CertifiedKey>,
+    }
 
     impl ResolvesServerCert for RecordedKey {
         fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-            self.0.lock().push((hello.server_name()?.to_owned(), thread::current().id()));
-            Some(Arc::clone(&self.1))
+            self.handshakes.lock().push((hello.server_name()?.to_owned(), thread::current().id()));
+            let gate = self.gate.lock().take();
+            gate.and_then(|gate| gate.recv().ok());
+            Some(Arc::clone(&self.key))
         }
     }
 
-    #[tokio::test]
-    async fn addresses_take_turns_at_handshakes_beside_the_runtime() {
-        const CLIENTS: usize = 100;
+    impl RecordedKey {
+        async fn recorded(&self, handshakes: usize) {
+            while self.handshakes.lock().len() < handshakes {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Returns a configuration with this key, of which one handshake computes at a time.
+    fn recorded() -> (Arc<RecordedKey>, Arc<Tls>) {
         let directory = tempfile::tempdir().unwrap();
         let files = write(directory.path());
         let certs = certificates(&files.cert, &fs::read(&files.cert).unwrap()).unwrap();
         let provider = Arc::new(ring::default_provider());
         let key = PrivateKeyDer::from_pem_file(&files.key).unwrap();
         let key = Arc::new(CertifiedKey::from_der(certs, key, &provider).unwrap());
-        let recorded = Arc::new(RecordedKey(Mutex::default(), key));
-        let server = ServerConfig::builder_with_provider(Arc::clone(&provider));
+        let recorded = Arc::new(RecordedKey { handshakes: Mutex::default(), gate: Mutex::default(), key });
+        let server = ServerConfig::builder_with_provider(provider);
         let server = server.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
         let server = Arc::new(server.with_cert_resolver(Arc::clone(&recorded) as Arc<_>));
         let mut tls = Tls::load(files.clone()).unwrap();
         let parse = move |_: &[Vec<u8>]| Ok((Arc::clone(&server), 0));
         tls.loaded = ReloadedFiles::load(CERTIFICATE, vec![files.cert], parse).unwrap();
         tls.turns = FairSemaphore::new(1, ALL_CONNECTIONS, 100);
-        let tls = Arc::new(tls);
-        let client = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let client = Arc::new(client.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
+        (recorded, Arc::new(tls))
+    }
 
+    /// Returns a connection whose client has sent its first message, and the client's end.
+    async fn hello(name: &'static str, listener: &TcpListener) -> (TcpStream, std::net::TcpStream) {
+        let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let client = client.with_safe_default_protocol_versions().unwrap();
+        let client = Arc::new(client.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
+        let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut hello = ClientConnection::new(client, ServerName::try_from(name).unwrap()).unwrap();
+        while hello.wants_write() {
+            hello.write_tls(&mut stream).unwrap();
+        }
+        let (accepted, _) = listener.accept().await.unwrap();
+        accepted.readable().await.unwrap();
+        (accepted, stream)
+    }
+
+    async fn accept(tls: Arc<Tls>, stream: TcpStream, host: u8) -> bool {
+        tls.accept(stream, Peer::Tcp(([127, 0, 0, host], 1).into()), Duration::from_secs(60), false).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn addresses_take_turns_at_handshakes_beside_the_runtime() {
+        const CLIENTS: usize = 100;
+        let (recorded, tls) = recorded();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (mut handshakes, mut clients) = (JoinSet::new(), Vec::new());
         for at in 0..CLIENTS {
             let (name, host) = if at + 1 < CLIENTS { ("many", 1) } else { ("one", 2) };
-            let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let mut hello = ClientConnection::new(Arc::clone(&client), ServerName::try_from(name).unwrap()).unwrap();
-            while hello.wants_write() {
-                hello.write_tls(&mut stream).unwrap();
-            }
-            clients.push(stream);
-            let (accepted, _) = listener.accept().await.unwrap();
-            accepted.readable().await.unwrap();
-            let (tls, peer) = (Arc::clone(&tls), Peer::Tcp(([127, 0, 0, host], 1).into()));
-            let accept = async move { tls.accept(accepted, peer, Duration::from_secs(60), false).await.is_ok() };
-            handshakes.spawn(accept);
+            let (stream, client) = hello(name, &listener).await;
+            clients.push(client);
+            handshakes.spawn(accept(Arc::clone(&tls), stream, host));
         }
-        while recorded.0.lock().len() < CLIENTS {
-            tokio::task::yield_now().await;
-        }
+        recorded.recorded(CLIENTS).await;
         drop(clients);
         while let Some(accepted) = handshakes.join_next().await {
             assert!(!accepted.unwrap(), "the clients are gone");
         }
-        let recorded = recorded.0.lock();
+        let recorded = recorded.handshakes.lock();
         let at = recorded.iter().position(|(name, _)| name == "one").unwrap();
         assert!(at < 10, "that of the other address was number {at} of {CLIENTS}");
         assert!(recorded.iter().all(|(_, thread)| *thread != thread::current().id()));
+    }
+
+    #[tokio::test]
+    async fn a_handshake_that_is_given_up_has_its_turn_until_its_step_is_over() {
+        let (recorded, tls) = recorded();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (gate, waiting) = channel();
+        *recorded.gate.lock() = Some(waiting);
+        let (stream, _client) = hello("a", &listener).await;
+        let handshake = tokio::spawn(accept(Arc::clone(&tls), stream, 1));
+        recorded.recorded(1).await;
+        handshake.abort();
+        assert!(handshake.await.unwrap_err().is_cancelled());
+        let mut turn = Box::pin(tls.turns.acquire(Party::new(&2, &()), Class::Known, 0));
+        assert!(turn.as_mut().now_or_never().is_none(), "its signature is being made");
+        drop(gate);
+        drop(turn.await.unwrap());
     }
 
     #[test]

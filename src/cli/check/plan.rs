@@ -161,7 +161,7 @@ impl Plan {
         if each > share {
             writeln!(
                 out,
-                "  one user, and one address that is not in limits.trusted_peers, has {share:.0} of these watches at most (limits.peer_share)"
+                "  one user or address has at most {share:.0} of these watches (limits.peer_share): add a gateway or NAT to limits.trusted_peers"
             )?;
         }
         Ok(Ok(()))
@@ -333,7 +333,7 @@ mod tests {
         let text = "subscribers=100000,rate=0.1";
         // A trusted peer has no share; one user behind it does.
         for file in ["", "limits: { trusted_peers: [10.0.0.0/8] }"] {
-            assert!(plan(text, file).contains("has 25000 of these watches"), "{}", plan(text, file));
+            assert!(plan(text, file).contains("has at most 25000 of these watches"), "{}", plan(text, file));
         }
         assert!(!plan(text, "limits: { peer_share: 100 }").contains("limits.trusted_peers"));
         assert!(!plan("subscribers=25000,rate=0.1", "").contains("limits.trusted_peers"));
