@@ -407,11 +407,12 @@ impl Truth {
             _ => (epoch.start, 0),
         };
         let is_in_gap = epoch.is_in_gap(version, moment.batches);
-        let is_before = |bounds| version < epoch.oldest(bounds, (start, first), moment);
-        let Bounds { age, bytes, .. } = self.bounds;
+        let is_before = |bounds, sweep| version < epoch.oldest(bounds, sweep, (start, first), moment);
+        let Bounds { bytes, .. } = self.bounds;
         let tight = Bounds { bytes: bytes - bytes / 10, ..self.bounds };
-        let lazy = Bounds { age: age + SWEEP_INTERVAL, bytes: bytes + bytes / 10, ..self.bounds };
-        let (mut may_be, mut must_be) = (is_in_gap || is_before(tight), is_in_gap || is_before(lazy));
+        let lazy = Bounds { bytes: bytes + bytes / 10, ..self.bounds };
+        let (mut may_be, mut must_be) =
+            (is_in_gap || is_before(tight, Duration::ZERO), is_in_gap || is_before(lazy, SWEEP_INTERVAL));
         // A late batch keeps the batches before it, if they were still there.
         if epoch.batches[first.min(moment.batches)..moment.batches].iter().any(Batch::is_late) {
             (may_be, must_be) = (true, is_in_gap);

@@ -74,9 +74,17 @@ impl Epoch {
         self.batches[start..end].iter().map(Batch::bytes).sum()
     }
 
+    /// Returns the time since a server has had a version complete.
+    fn complete_for(&self, version: u64, moment: &Moment) -> Duration {
+        let completing = self.batches[..moment.batches].iter().find(|batch| batch.safe() >= version);
+        let completed_at = completing.and_then(|batch| batch.applied_at[moment.server]);
+        completed_at.map_or(Duration::ZERO, |(at, _)| moment.at.saturating_sub(at))
+    }
+
     /// Returns the oldest version that exact bounds keep, for a server that began at `start`, after the `first` batches. Batches
-    /// of one version are discarded together; a version that may still get more is kept.
-    pub(super) fn oldest(&self, bounds: Bounds, (start, first): (u64, usize), moment: &Moment) -> u64 {
+    /// of one version are discarded together; a version that may still get more is kept. What is too old is discarded at a `sweep`,
+    /// which comes once in that time.
+    pub(super) fn oldest(&self, bounds: Bounds, sweep: Duration, (start, first): (u64, usize), moment: &Moment) -> u64 {
         let is_kept = |batch: &&Batch| !batch.changes.is_empty() || batch.is_gap();
         let kept: Vec<&Batch> =
             self.batches[first.min(moment.batches)..moment.batches].iter().filter(is_kept).collect();
@@ -89,9 +97,11 @@ impl Epoch {
             let age = applied_at.map_or(Duration::ZERO, |(at, _)| moment.at.saturating_sub(at));
             rest = &rest[rest.iter().take_while(|other| other.after == batch.after).count()..];
             let is_newest = rest.is_empty();
+            let is_swept = sweep.is_zero() || self.complete_for(batch.after, moment) > sweep;
+            let is_old = age > bounds.age + sweep && is_swept;
             let is_needed = is_newest && batch.after > moment.safe;
             // The newest batch is dropped for its age only, however large it is.
-            if !is_needed && (age > bounds.age || (!is_newest && (newer > bounds.events || bytes > bounds.bytes))) {
+            if !is_needed && (is_old || (!is_newest && (newer > bounds.events || bytes > bounds.bytes))) {
                 oldest = batch.after;
             }
         }
