@@ -79,7 +79,7 @@ struct Harness {
 
 /// Longest wait for a version that the server has not reached yet.
 pub(crate) const FUTURE_WAIT: Duration = Duration::from_secs(5);
-/// Rounds after which every task is idle.
+/// Rounds without progress of any server after which every task is idle.
 const TURNS: usize = 3;
 /// Step by which time advances while a server waits for clients.
 const SLICE: Duration = Duration::from_millis(20);

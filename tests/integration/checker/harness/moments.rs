@@ -59,9 +59,12 @@ impl Harness {
 
     /// Waits until all tasks are idle, and records the progress of each server.
     pub(super) async fn rest(&mut self) {
-        for _ in 0..TURNS {
+        let (mut left, mut reached) = (TURNS, self.reached());
+        while left > 0 {
             tokio::task::yield_now().await;
             self.servers.iter().for_each(Server::fill);
+            let before = std::mem::replace(&mut reached, self.reached());
+            left = if reached == before { left - 1 } else { TURNS };
         }
         tokio::task::yield_now().await;
         self.turn += 1;
@@ -74,6 +77,11 @@ impl Harness {
             self.paces.push(Pace { moment: self.moment(served), is_behind });
         }
         self.look(Before::verify_charges);
+    }
+
+    /// Returns how far all servers are.
+    fn reached(&self) -> Vec<(usize, u64, u64)> {
+        self.all().into_iter().map(|served| self.applied(served)).collect()
     }
 
     /// Returns the history and the versions that a server has reached. A history that the script does not have
