@@ -82,6 +82,8 @@ pub use layer::{Body, CallRequest, RequestBody, ResponseBody};
 pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;
+#[cfg(feature = "kubernetes-api")]
+pub(crate) use peers::PeerCall;
 pub use quotas::{ListRate, QuotaConfig};
 pub use resource::{KubernetesApi, MostRecent, ResourceCalls, ServedResource};
 pub use resource_end::ResourceEnd;

@@ -164,9 +164,15 @@ impl tower::Service<Request<RequestBody>> for RestService {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
+    fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
+        let place = HttpCall::place(&self.service, &mut request);
         let answer = self.clone().answer(request);
-        Box::pin(async move { Ok(answer.await) })
+        Box::pin(async move {
+            Ok(match place {
+                Ok(place) => answer.await.map(|body| body.at(place)),
+                Err(refusal) => Failure::of(&refusal, None).into_response().map(|_| RestBody::empty()),
+            })
+        })
     }
 }
 

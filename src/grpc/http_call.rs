@@ -4,11 +4,7 @@
 mod listing;
 mod most_recent;
 
-use std::{
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use http::Request;
 use tonic::{Code, Status};
@@ -48,12 +44,11 @@ pub(crate) struct HttpCall {
     span: Span,
 }
 
-/// Place of the call in its account and in the metrics, for as long as its response is sent.
+/// Place of the call in the metrics and the audit log, for as long as its response is sent.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     observer: Option<RpcObserver>,
     audited: Option<AuditedCall>,
-    peer: PeerCall,
 }
 
 /// Method of a call, for metrics and the audit log: of the Kubernetes API, and of resources under their own names.
@@ -103,11 +98,25 @@ impl HttpMethod {
 // === impl HttpCall ===
 
 impl HttpCall {
-    /// Begins a call: counts it in the account of its peer, and authenticates its caller.
+    /// Counts a request in the account of its peer, before anything else is known of it. The body of the response has the place until
+    /// it is sent.
     ///
     /// # Errors
     ///
-    /// If a limit is reached, or the caller is not authenticated.
+    /// If a limit is reached. A response with a body would wait for the client's window in no account.
+    pub(crate) fn place<B>(service: &Service, request: &mut Request<B>) -> Result<PeerCall, ApiError> {
+        let peer = service.peers().call("", request.extensions());
+        let peer = peer.inspect_err(|refusal| drop(service.metrics().refuse(refusal)))?;
+        let charge = service.peers().request(request.headers(), request.extensions());
+        request.extensions_mut().insert(charge.clone());
+        Ok(peer.holding(charge, service.metrics().refused().clone()))
+    }
+
+    /// Begins a call, whose request has a [place](Self::place): authenticates its caller.
+    ///
+    /// # Errors
+    ///
+    /// If the caller is not authenticated, or the request must end meanwhile, because its peer holds too much.
     ///
     /// # Cancel safety
     ///
@@ -143,8 +152,7 @@ impl HttpCall {
             }
             refusal
         };
-        let peer = service.peers().call(path, request.extensions()).map_err(&mut refused)?;
-        let charge = service.peers().request(request.headers(), request.extensions());
+        let charge = request.extensions().get::<RequestCharge>().cloned();
         let audited = service.denials().and_then(|log| AuditedCall::new(log, path, request.extensions()));
         if let Some(audited) = &audited {
             request.extensions_mut().insert(audited.clone());
@@ -154,7 +162,7 @@ impl HttpCall {
             // Cancel-safe: the call ends if the other arm wins.
             let authenticated = tokio::select! {
                 authenticated = service.authenticate(authentication.as_deref(), request) => authenticated,
-                refusal = charge.ended() => Err(refusal),
+                refusal = ended(charge.as_ref()) => Err(refusal),
             };
             if let Err(refusal) = authenticated {
                 if let Some(audited) = &audited {
@@ -167,12 +175,8 @@ impl HttpCall {
         if let (Some(stream), Some(owner)) = (&call.stream, call.caller().origin()) {
             stream.belongs_to(owner);
         }
-        let charge = (!method.is_watch()).then_some(charge);
-        let peer = match &charge {
-            Some(charge) => peer.holding(charge.clone(), service.metrics().refused().clone()),
-            None => peer,
-        };
-        let outcome = Outcome { observer, audited, peer };
+        let charge = charge.filter(|_| !method.is_watch());
+        let outcome = Outcome { observer, audited };
         Ok(Self { service: service.clone(), call, outcome, charge, span: Span::none() })
     }
 
@@ -199,12 +203,7 @@ impl HttpCall {
     /// Waits until the call must end before it is answered, because its peer holds too much. Never ready for a watch.
     pub(crate) fn ended(&self) -> impl Future<Output = ApiError> + Send + use<> {
         let charge = self.charge.clone();
-        async move {
-            match &charge {
-                Some(charge) => charge.ended().await,
-                None => std::future::pending().await,
-            }
-        }
+        async move { ended(charge.as_ref()).await }
     }
 
     /// Counts bytes of the request's body, which are held until the end of the call.
@@ -344,6 +343,14 @@ impl HttpCall {
     }
 }
 
+/// Waits until the request must end, because its peer holds too much; for ever without a charge.
+async fn ended(charge: Option<&RequestCharge>) -> ApiError {
+    match charge {
+        Some(charge) => charge.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Returns access to all that a request is for: a part of it would be taken for the whole.
 fn whole(access: Access<'_>) -> Result<Access<'_>, ApiError> {
     if access.namespaces.is_some() {
@@ -364,11 +371,6 @@ impl Outcome {
         if let Some(audited) = &self.audited {
             audited.ends(code);
         }
-    }
-
-    /// Waits until the response must end, as [`HttpCall::ended`].
-    pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<ApiError> {
-        self.peer.poll_ended(cx)
     }
 
     /// Counts messages of the response: events, or the document.

@@ -55,7 +55,7 @@ pub struct Body {
     deadline: Option<Pin<Box<Sleep>>>,
     observer: Option<RpcObserver>,
     audited: Option<AuditedCall>,
-    /// Place of the call in the account of its peer; none for a refused call.
+    /// Place of the call in the account of its peer; none for a call that was refused, or that its account has ended.
     peer: Option<PeerCall>,
     is_watch: bool,
 }
@@ -127,7 +127,8 @@ where
         let peer = match self.service.peers().call(request.uri().path(), request.extensions()) {
             Ok(peer) => peer,
             Err(refusal) => {
-                let body = Body::new(None, observer, None, is_watch);
+                // Headers alone, also of a Watch: a message would wait for the client's window, in no account.
+                let body = Body::new(None, observer, None, false);
                 return Box::pin(std::future::ready(Ok(body.of(refused(metrics.refuse(&refusal))))));
             }
         };
@@ -350,7 +351,7 @@ impl Body {
         cx: &mut Context<'_>,
         room: Room,
     ) -> Poll<Option<Result<BoundedFrame, Status>>> {
-        (self.deadline, self.peer) = (None, None);
+        self.deadline = None;
         self.answer = Some(Box::new(StatusBody::new(trailers(status), self.is_watch)));
         self.poll_bounded(cx, room)
     }
@@ -387,6 +388,7 @@ impl BoundedBody for Body {
                     return self.end_with(&deadline_exceeded(), cx, room);
                 }
                 if let Some(Poll::Ready(refusal)) = self.peer.as_ref().map(|peer| peer.poll_ended(cx)) {
+                    self.peer = None;
                     return self.end_with(&refusal.to_status(), cx, room);
                 }
             }
@@ -402,6 +404,11 @@ impl BoundedBody for Body {
 
     fn is_paused(&self) -> bool {
         self.answer.as_ref().is_some_and(|answer| answer.is_paused())
+    }
+
+    fn poll_discarded(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        (self.answer, self.deadline, self.observer, self.audited) = (None, None, None, None);
+        self.peer.as_ref().map_or(Poll::Ready(()), |peer| peer.poll_ended(cx).map(drop))
     }
 
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {

@@ -35,7 +35,7 @@ pub(super) struct Peers {
 
 /// Part of a call in the account of its peer, until it is dropped.
 #[derive(Debug)]
-pub(super) struct PeerCall {
+pub(crate) struct PeerCall {
     _permit: Permit,
     /// Charge that its account may end; boxed, because every watch has room for one.
     shed: Option<Box<Shed>>,
@@ -162,9 +162,17 @@ impl PeerCall {
         self
     }
 
+    /// Returns the place for the response. A watch releases the request, since it has limits of its own; so does the answer to a request
+    /// that its account has ended.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) fn of_response(self, is_watch: bool) -> Self {
+        let is_kept = |shed: &Box<Shed>| !is_watch && shed.charge.ended().is_none();
+        Self { shed: self.shed.filter(is_kept), ..self }
+    }
+
     /// Waits until the call must end, because its peer has newer ones, and counts that. Not polled again then. Never ready for a
     /// Watch, an Until or a Subscribe stream.
-    pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<ApiError> {
+    pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<ApiError> {
         let Some(Shed { limited, charge, refused }) = self.shed.as_deref() else { return Poll::Pending };
         charge.poll_ended(cx).map(|exceeded| {
             let exceeded = ExceededLimit::new(*limited, exceeded);

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tonic::{Code, Status};
 
 use crate::{
-    grpc::{ListEnd, ListProgress, Listing, Outcome},
+    grpc::{ListEnd, ListProgress, Listing, Outcome, PeerCall},
     model::Object,
     proto::PayloadFormat,
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
@@ -25,8 +25,10 @@ use crate::{
 /// Body of a response.
 pub struct RestBody {
     kind: Kind,
-    /// Place of the call; none for a response without one.
+    /// Place of the call in the metrics; none for a response without one.
     outcome: Option<Outcome>,
+    /// Place of the request in the account of its peer; none for one that was refused, or that the account has ended.
+    place: Option<PeerCall>,
 }
 
 enum Kind {
@@ -198,7 +200,7 @@ impl ReadBody {
             Self::List(list) => Kind::List(list),
             Self::Watch(watch, event_end) => Kind::Watch(watch, event_end),
         };
-        let mut response = Response::new(RestBody { kind, outcome });
+        let mut response = Response::new(RestBody { kind, outcome, place: None });
         *response.headers_mut() = headers;
         response
     }
@@ -217,7 +219,17 @@ fn take(buffer: &mut BytesMut, room: Room) -> Result<Bytes, usize> {
 
 impl RestBody {
     pub(super) fn full(text: impl Into<Bytes>) -> Self {
-        Self { kind: Kind::Full(text.into()), outcome: None }
+        Self { kind: Kind::Full(text.into()), outcome: None, place: None }
+    }
+
+    pub(super) fn empty() -> Self {
+        Self { kind: Kind::Over, outcome: None, place: None }
+    }
+
+    /// Keeps the place of a request until its response is sent.
+    pub(super) fn at(self, place: PeerCall) -> Self {
+        let place = place.of_response(matches!(self.kind, Kind::Watch(..)));
+        Self { place: Some(place), ..self }
     }
 
     /// Keeps the place of a call until the document is sent.
@@ -238,7 +250,8 @@ impl RestBody {
 
 impl BoundedBody for RestBody {
     fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
-        if let Some(Poll::Ready(refusal)) = self.outcome.as_ref().map(|outcome| outcome.poll_ended(cx)) {
+        if let Some(Poll::Ready(refusal)) = self.place.as_ref().map(|place| place.poll_ended(cx)) {
+            self.place = None;
             let status = refusal.to_status();
             self.ends(status.code());
             return Poll::Ready(Some(Err(status)));
@@ -292,6 +305,11 @@ impl BoundedBody for RestBody {
             Kind::Watch(watch, _) => watch.encoded_bytes(),
             Kind::Over => 0,
         }
+    }
+
+    fn poll_discarded(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        (self.kind, self.outcome) = (Kind::Over, None);
+        self.place.as_ref().map_or(Poll::Ready(()), |place| place.poll_ended(cx).map(drop))
     }
 
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {

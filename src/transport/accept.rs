@@ -6,6 +6,7 @@ use http::{Request, Response};
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::JoinSet,
+    time::sleep,
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
@@ -218,7 +219,8 @@ impl Accepted {
         match self {
             #[cfg(feature = "kubernetes-api")]
             Self::Tcp(stream, peer) if serving.serves_http1 => connections.spawn(async move {
-                match Box::pin(http1::is_http2_preface(&stream, serving.config.request_timeout)).await {
+                let preface = http1::is_http2_preface(&stream, serving.config.request_timeout);
+                match Box::pin(serving.begins(preface)).await {
                     Ok(true) => drive(stream, serving).await,
                     Ok(false) => drive_http1(stream, serving).await,
                     Err(error) => {
@@ -233,7 +235,7 @@ impl Accepted {
             Self::Tls(stream, peer, tls) => connections.spawn(async move {
                 let accepted =
                     tls.accept(stream, serving.peer.peer, serving.config.request_timeout, serving.serves_http1);
-                match Box::pin(accepted).await {
+                match Box::pin(serving.begins(accepted)).await {
                     Ok(stream) => {
                         serving.peer.identity = tls.identity(&stream);
                         #[cfg(feature = "kubernetes-api")]
@@ -265,6 +267,23 @@ struct Serving<S> {
     peer: ConnectionPeer,
     permit: Permit,
     serves_http1: bool,
+}
+
+// === impl Serving ===
+
+impl<S> Serving<S> {
+    /// Awaits the beginning of a connection. A server that drains gives it little time: nothing was requested over it.
+    async fn begins<T>(&self, beginning: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        let drained = async {
+            self.shared.draining.cancelled().await;
+            sleep(linger_time(self.config.drain_period)).await;
+        };
+        tokio::select! {
+            biased;
+            begun = beginning => begun,
+            () = drained => Err(io::Error::other("the server drains")),
+        }
+    }
 }
 
 /// Drives one connection of HTTP/1.1 to its end, and then releases its permit.

@@ -36,6 +36,12 @@ pub trait BoundedBody: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin 
         false
     }
 
+    /// Waits, after the last frame, until what was not sent of the body must be discarded. What it needs for frames can go now; its
+    /// place in the account of its peer stays until it is dropped.
+    fn poll_discarded(&mut self, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+
     /// Records that the body ends because the deadline of its call has passed. It is not polled again.
     fn deadline_exceeded(&mut self) {}
 

@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use super::{
+    StreamEnd,
     frame_tracker::FrameTracker,
     handle::{ConnectionWakes, StreamHandle},
     windows::Windows,
@@ -98,6 +99,13 @@ impl<T> BufferedIo<T> {
         let headers_limit = HEADERS_PER_POLL;
         let merging = WriteBuffer { io, incoming, headers_limit, windows, pending, written, stuck_since, total, pool };
         Self(Arc::new(Mutex::new(merging)))
+    }
+
+    /// Ends all streams.
+    pub(super) fn end_streams(&self, end: StreamEnd) {
+        // Collected first: a stream that is woken may write.
+        let streams = self.0.lock().windows.streams();
+        streams.iter().for_each(|stream| stream.ends(end));
     }
 
     /// Adds a stream that has begun to those whose windows are counted.

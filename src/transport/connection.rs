@@ -15,7 +15,7 @@ use h2::{
 };
 use http::{Request, Response};
 use prometheus_client::metrics::counter::Counter;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::ServiceExt;
 
@@ -28,6 +28,7 @@ use super::{
     end::EndLog,
     exchange::Exchange,
     keepalive::KeepAlive,
+    linger::linger_time,
     peer::ConnectionPeer,
     stall_timer::StallTimer,
     streams::{Spawned, Streams},
@@ -120,6 +121,8 @@ enum Http<T: Io> {
 struct Preface<T: Io> {
     handshake: Handshake<BufferedIo<T>, DataPayload>,
     timeout: Pin<Box<Sleep>>,
+    /// Time that it has once the server drains.
+    drain_time: Duration,
     is_draining: bool,
 }
 
@@ -191,6 +194,7 @@ where
         let preface = Preface {
             handshake: builder.handshake(io.clone()),
             timeout: Box::pin(tokio::time::sleep(config.request_timeout)),
+            drain_time: linger_time(config.drain_period),
             is_draining: false,
         };
         shared.ledger.add(streams.wakes());
@@ -227,7 +231,8 @@ where
                     let mut http = match Pin::new(&mut preface.handshake).poll(cx) {
                         Poll::Ready(http) => http?,
                         Poll::Pending if preface.timeout.as_mut().poll(cx).is_ready() => {
-                            return Poll::Ready(Err(ConnectionError::NoPreface(self.request_timeout)));
+                            let late = ConnectionError::NoPreface(self.request_timeout);
+                            return Poll::Ready(if preface.is_draining { Ok(()) } else { Err(late) });
                         }
                         Poll::Pending => return Poll::Pending,
                     };
@@ -286,7 +291,7 @@ where
                 }
                 Ending::Cut => {
                     self.ends(StreamEnd::Drained);
-                    self.streams.reset_all();
+                    self.io.end_streams(StreamEnd::Drained);
                     self.ending = None;
                 }
             }
@@ -445,7 +450,11 @@ impl<T: Io> Http<T> {
     /// Stops accepting streams.
     fn drain(&mut self) {
         match self {
-            Self::Handshake(preface) => preface.is_draining = true,
+            Self::Handshake(preface) => {
+                preface.is_draining = true;
+                let deadline = preface.timeout.deadline().min(Instant::now() + preface.drain_time);
+                preface.timeout.as_mut().reset(deadline);
+            }
             Self::Open(open) => open.http.graceful_shutdown(),
         }
     }

@@ -37,7 +37,7 @@ enum Stage<B> {
     Calling(Call<B>, SendResponse<DataPayload>),
     Sending(B, SendStream<DataPayload>),
     /// The body has ended, and its last data is larger than its window.
-    Flushing(SendStream<DataPayload>),
+    Flushing(B, SendStream<DataPayload>),
     Over,
 }
 
@@ -107,7 +107,7 @@ impl<B: BoundedBody> Exchange<B> {
     fn reset(&mut self, reason: Reason) {
         match &mut self.stage {
             Stage::Calling(_, respond) => respond.send_reset(reason),
-            Stage::Sending(_, stream) | Stage::Flushing(stream) => stream.send_reset(reason),
+            Stage::Sending(_, stream) | Stage::Flushing(_, stream) => stream.send_reset(reason),
             Stage::Over => {}
         }
         self.stage = Stage::Over;
@@ -150,12 +150,17 @@ impl<B: BoundedBody> Exchange<B> {
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Stage::Sending(_, _) = self.stage
             && self.handle.has_unsent(1)
-            && let Stage::Sending(_, stream) = std::mem::replace(&mut self.stage, Stage::Over)
+            && let Stage::Sending(body, stream) = std::mem::replace(&mut self.stage, Stage::Over)
         {
-            self.stage = Stage::Flushing(stream);
+            self.stage = Stage::Flushing(body, stream);
         }
-        let Stage::Flushing(stream) = &mut self.stage else { return Poll::Ready(()) };
+        let Stage::Flushing(body, stream) = &mut self.stage else { return Poll::Ready(()) };
         if !self.handle.has_unsent(1) {
+            return Poll::Ready(());
+        }
+        if body.poll_discarded(cx).is_ready() {
+            // gRPC maps this to `RESOURCE_EXHAUSTED`.
+            self.reset(Reason::ENHANCE_YOUR_CALM);
             return Poll::Ready(());
         }
         self.handle.waits_for(Wait::Nothing);

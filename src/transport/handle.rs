@@ -92,6 +92,8 @@ pub(super) struct WaitingList {
     pub(super) streams: Vec<Waiting>,
     /// True if there are new streams since the connection's last check.
     pub(super) has_new: bool,
+    /// Number of streams at which those that are over are removed.
+    sweep_at: usize,
 }
 
 /// A stream that waits, or did so at the last check.
@@ -114,6 +116,8 @@ pub(super) const CONNECTION: usize = usize::MAX;
 /// Key of a stream with a task of its own; it is never in the ready list.
 pub(super) const SPAWNED: usize = usize::MAX - 1;
 
+/// Least number of listed streams at which those that are over are removed.
+const MIN_SWEEP: usize = 16;
 /// Number of unsent bytes at which no more data is encoded for a stream.
 const UNSENT_PER_STREAM: usize = MAX_ROOM;
 
@@ -455,6 +459,10 @@ impl WaitingStreams {
         let stream_ref = Arc::downgrade(&stream.0);
         let waiting = Waiting { stream: stream_ref, since: Instant::now(), written, received: None, was_paused: false };
         let mut listed = self.0.lock();
+        if listed.streams.len() >= listed.sweep_at {
+            listed.streams.retain(|waiting| waiting.stream.strong_count() > 0);
+            listed.shrink();
+        }
         listed.streams.push(waiting);
         !std::mem::replace(&mut listed.has_new, true)
     }
@@ -462,5 +470,15 @@ impl WaitingStreams {
     /// Returns true if there are new streams since the connection's last check.
     pub(super) fn has_new(&self) -> bool {
         self.0.lock().has_new
+    }
+}
+
+// === impl WaitingList ===
+
+impl WaitingList {
+    /// Releases the memory of streams that were removed.
+    pub(super) fn shrink(&mut self) {
+        self.sweep_at = (2 * self.streams.len()).max(MIN_SWEEP);
+        self.streams.shrink_to(self.sweep_at);
     }
 }

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::Sleep,
+    time::{Sleep, sleep},
 };
 use tower::ServiceExt;
 
@@ -43,6 +43,9 @@ const MAX_BUFFER: usize = 64 << 10;
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const PROBES: u32 = 3;
+
+/// Pause after the first byte of a preface that has come alone; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Stream of the request that a connection answers now.
 type Current = Arc<Mutex<Option<StreamHandle>>>;
@@ -132,14 +135,19 @@ pub(super) async fn drive<T, S, B>(
 /// Waits for the first byte of a connection without TLS, within the time for a request.
 pub(super) async fn is_http2_preface(stream: &tokio::net::TcpStream, timeout: Duration) -> io::Result<bool> {
     // "PRI * HTTP/2.0": no method of HTTP/1.1 that is served begins so, but POST begins with the same letter.
-    let mut first = [0; 2];
-    let peeked = poll_fn(|cx| {
-        let mut buffer = ReadBuf::new(&mut first);
-        let read = ready!(stream.poll_peek(cx, &mut buffer));
-        Poll::Ready(read)
-    });
-    let read = tokio::time::timeout(timeout, peeked).await.unwrap_or_else(|late| Err(late.into()))?;
-    Ok(first[..read] == *b"PR")
+    let peeked = async {
+        let (mut first, mut pause) = ([0; 2], FIRST_PAUSE);
+        loop {
+            let read = poll_fn(|cx| stream.poll_peek(cx, &mut ReadBuf::new(&mut first))).await?;
+            if first[..read] != *b"P" {
+                return Ok(first[..read] == *b"PR");
+            }
+            // Cut between the two: a socket that has one byte is ready, and says nothing of the next one.
+            sleep(pause).await;
+            pause *= 2;
+        }
+    };
+    tokio::time::timeout(timeout, peeked).await.unwrap_or_else(|late| Err(late.into()))
 }
 
 /// Body of the response, as hyper polls it.
@@ -316,7 +324,31 @@ mod tests {
 
     use tokio::net::TcpStream;
 
+    use tokio::{io::AsyncWriteExt, net::TcpListener};
+
     use super::*;
+
+    /// Returns what two bytes that arrive one after the other begin.
+    async fn begun(bytes: [u8; 2]) -> io::Result<bool> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        client.set_nodelay(true).unwrap();
+        client.write_all(&bytes[..1]).await.unwrap();
+        stream.readable().await.unwrap();
+        let preface = is_http2_preface(&stream, Duration::from_secs(10));
+        let rest = async {
+            tokio::task::yield_now().await;
+            client.write_all(&bytes[1..]).await.unwrap();
+        };
+        tokio::join!(preface, rest).0
+    }
+
+    #[tokio::test]
+    async fn a_preface_that_is_cut_after_its_first_byte_is_one() {
+        let begins = [begun(*b"PR").await, begun(*b"PO").await, begun(*b"GE").await];
+        assert_eq!(begins.map(Result::unwrap), [true, false, false]);
+    }
 
     /// Stream whose peer takes nothing, and whose kernel reports that.
     struct Stalled;

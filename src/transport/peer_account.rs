@@ -188,7 +188,8 @@ impl PeerCharge {
         self.ended().map_or(Poll::Pending, Poll::Ready)
     }
 
-    fn ended(&self) -> Option<Exceeded> {
+    /// Returns the limit for which the account has ended the charge.
+    pub fn ended(&self) -> Option<Exceeded> {
         match self.end.limit.load(Ordering::Acquire) {
             ENDED_FOR_ALL => Some(Exceeded::All(self.account.all)),
             ENDED_FOR_SHARE => Some(Exceeded::Share(self.account.each)),

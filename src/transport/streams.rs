@@ -141,11 +141,6 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         self.wakes.is_deserted()
     }
 
-    /// Resets all streams.
-    pub(super) fn reset_all(&mut self) {
-        self.slab.clear();
-    }
-
     fn poll(&mut self, key: usize) {
         let Some(stream) = self.slab.get_mut(key) else { return };
         if stream.handle.0.state.swap(POLLING, Ordering::SeqCst) != WOKEN {

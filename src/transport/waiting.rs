@@ -112,6 +112,7 @@ impl WaitingStreams {
                 false
             }
         });
+        listed.shrink();
         checked.is_any_left = !listed.streams.is_empty();
         checked
     }
@@ -194,5 +195,35 @@ impl Received {
     pub(super) fn time_on_the_way(&self, written: usize) -> Duration {
         let in_flight = written.wrapping_sub(self.written).min(MAX_IN_FLIGHT);
         Duration::from_secs_f64(in_flight as f64 / SLOWEST_LINK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::Ready, sync::Arc};
+
+    use super::*;
+    use crate::transport::streams::Streams;
+
+    #[test]
+    fn streams_that_are_over_leave_the_list() {
+        let (streams, waiting) = (Streams::<Ready<()>>::new(), WaitingStreams::default());
+        let open: Vec<StreamHandle> = (0..100).map(|_| streams.handle()).collect();
+        for stream in &open {
+            waiting.push(stream);
+        }
+        for _ in 0..10_000 {
+            waiting.push(&streams.handle());
+        }
+        let listed = waiting.0.lock();
+        assert!((100..=200).contains(&listed.streams.len()), "{} streams", listed.streams.len());
+        assert!(open.iter().all(|stream| listed.streams.iter().any(|it| it.stream.as_ptr() == Arc::as_ptr(&stream.0))));
+        drop(listed);
+        drop(open);
+        let now = Instant::now();
+        let received = Received { sent: now, at: now, written: 0 };
+        waiting.reset_stalled(&Link { now, moved: now, received, written: 0 }, Duration::from_secs(30));
+        let listed = waiting.0.lock();
+        assert_eq!((listed.streams.len(), listed.streams.capacity() <= 16), (0, true));
     }
 }

@@ -51,6 +51,11 @@ impl Windows {
         self.streams.insert(number, Arc::downgrade(&stream.0));
     }
 
+    /// Returns the open streams.
+    pub(super) fn streams(&self) -> Vec<StreamHandle> {
+        self.streams.values().filter_map(Weak::upgrade).map(StreamHandle).collect()
+    }
+
     /// Records a change.
     pub(super) fn change(&mut self, change: WindowChange) {
         match change {

@@ -98,6 +98,8 @@ struct Place<'a> {
     party: Party,
     class: Class,
     ticket: u64,
+    /// False once it is answered: then it is in no queue, and a search would look at all that wait.
+    is_waiting: bool,
 }
 
 /// Sender of the answer to a call that waits.
@@ -144,11 +146,13 @@ impl FairSemaphore {
     ) -> Result<FairPermit, Full> {
         let (sender, granted) = oneshot::channel();
         let ticket = self.state.lock().push(party, class, bytes, sender);
-        let _place = Place { semaphore: self, party, class, ticket };
+        let mut place = Place { semaphore: self, party, class, ticket, is_waiting: true };
         self.grant();
         self.shed(party.owner);
         // Never an error of the channel: no sender is dropped unused while its call waits.
-        granted.await.unwrap_or(Err(Full::All(self.limits.queue.calls)))
+        let answer = granted.await.unwrap_or(Err(Full::All(self.limits.queue.calls)));
+        place.is_waiting = false;
+        answer
     }
 
     /// Gives the free permits to those whose turn it is.
@@ -291,6 +295,9 @@ fn may_have(owners: &HashMap<u64, Usage>, owner: u64, class: Class, limits: &Lim
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
+        if !self.is_waiting {
+            return;
+        }
         let mut state = self.semaphore.state.lock();
         let removed = state.queues[self.class as usize].remove(self.party, |waiter| waiter.ticket == self.ticket);
         if let Some(Waiter { bytes, .. }) = &removed {

@@ -82,3 +82,63 @@ async fn an_end_by_the_client_is_none_by_the_server() {
     sends.closed().await;
     assert_eq!(handle.ended(), None);
 }
+
+#[tokio::test]
+async fn a_draining_connection_ends_with_its_last_stream_or_when_it_is_cut() {
+    for (is_cut, path) in [(false, "/local"), (false, "/other"), (true, "/local"), (true, "/other")] {
+        let mut pair = Pair::new(1 << 20).await;
+        let (mut body, opened) = pair.open(path).await;
+        pair.draining.cancel();
+        // The client learns that the server accepts no new streams, and the old one continues.
+        opened.sends.try_send(Bytes::from_static(b"last words")).unwrap();
+        assert_eq!(data(&mut body).await, &b"last words"[..]);
+        let refused = Request::get("http://x/local").body(()).unwrap();
+        let refused = match pair.client.send_request(refused, true) {
+            Ok((response, _)) => response.await.err(),
+            Err(error) => Some(error),
+        };
+        assert!(refused.is_some());
+        assert!(!pair.server.is_finished());
+        drop(pair.client);
+        if is_cut {
+            pair.cut.cancel();
+            assert!(whole(&mut body).await.is_err());
+        } else {
+            drop(opened);
+            assert!(whole(&mut body).await.unwrap().is_empty());
+        }
+        drop(body);
+        pair.server.await.unwrap().unwrap();
+        pair.client_task.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_without_a_request_ends_soon_after_the_drain_begins() {
+    let silent = serve(1000);
+    let began = Instant::now();
+    silent.draining.cancel();
+    silent.server.await.unwrap().unwrap();
+    assert_eq!(began.elapsed(), linger_time(Duration::from_secs(5)));
+}
+
+/// A body has the place of its call in the account of the peer.
+#[tokio::test(start_paused = true)]
+async fn a_body_stays_until_its_last_bytes_are_sent_or_discarded() {
+    for path in ["/local", "/other", "/discarded"] {
+        let mut pair = Pair::with_window(1 << 20, 1).await;
+        let (mut body, Opened { sends, polls, .. }) = pair.open(path).await;
+        sends.try_send(Bytes::from(vec![7; 300])).unwrap();
+        drop(sends);
+        settle().await;
+        let is_discarded = path == "/discarded";
+        assert_eq!(Arc::strong_count(&polls), if is_discarded { 1 } else { 2 }, "{path}");
+        let read = whole(&mut body).await.map_err(|error| error.reason());
+        assert_eq!(
+            read.map(|read| read.len()),
+            if is_discarded { Err(Some(Reason::ENHANCE_YOUR_CALM)) } else { Ok(300) }
+        );
+        settle().await;
+        assert_eq!(Arc::strong_count(&polls), 1, "{path}");
+    }
+}

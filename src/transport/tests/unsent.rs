@@ -19,13 +19,6 @@ async fn open(pair: &mut Pair, count: usize) -> Vec<Stream> {
     streams
 }
 
-/// Yields until all tasks are parked.
-async fn settle() {
-    for _ in 0..1000 {
-        tokio::task::yield_now().await;
-    }
-}
-
 fn encoded_bytes(streams: &[Stream]) -> usize {
     streams.iter().map(|(_, opened)| opened.encoded_bytes.load(Ordering::Relaxed)).sum()
 }

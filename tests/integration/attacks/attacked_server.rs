@@ -215,7 +215,7 @@ impl Drop for AttackedServer {
 }
 
 /// Writes a certificate of the server and its key, and returns that of the authority.
-fn certified(directory: &Path) -> Certificate {
+pub(super) fn certified(directory: &Path) -> Certificate {
     let authority = Authority::new();
     let (cert, key) = authority.sign(&["localhost"]);
     fs::write(directory.join("tls.crt"), cert).unwrap();

@@ -190,6 +190,11 @@ impl Frame {
         self.kind == RST_STREAM
     }
 
+    /// Returns true for the HEADERS that end a response.
+    pub(crate) fn is_end(&self) -> bool {
+        self.kind == HEADERS && self.flags & END_STREAM != 0
+    }
+
     /// Returns the increment of a `WINDOW_UPDATE` of the connection.
     pub(crate) fn connection_window(&self) -> Option<usize> {
         let increment = self.payload.first_chunk().filter(|_| (self.kind, self.stream) == (WINDOW_UPDATE, 0))?;

@@ -1,9 +1,10 @@
 //! Connections that send nothing, stop in the middle, or continue too slowly, at the gRPC and the admin port and from two
 //! addresses; connections that are opened and closed in quick succession; and exhausted file descriptors.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fs, net::SocketAddr, time::Duration};
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -11,12 +12,12 @@ use tokio::{
 };
 
 use super::{
-    attacked_server::{AttackedServer, Setup, within},
-    client::ATTACKER,
+    attacked_server::{AttackedServer, Setup, certified, within},
+    client::{ATTACKER, connect},
     frames::{DATA, HEADERS, MAX_WINDOW, PREFACE, WATCH, frame, half_call, heads, opening},
     number,
 };
-use crate::process::connect_from;
+use crate::process::{Process, connect_from};
 
 /// Connection that stays open without being used.
 struct Idle {
@@ -200,4 +201,28 @@ async fn accepting_resumes_when_descriptors_are_free_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn probes_are_answered_when_descriptors_are_free_again() {
     exhaust(true).await;
+}
+
+/// Nothing was requested over a connection whose handshake or preface is not complete.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_send_nothing_do_not_make_the_drain_time_out() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("informerd.yml");
+    certified(directory.path());
+    let resource = "resources: { s: { source: { stream: { path: '-' } } } }\nkubernetes: { listen: '127.0.0.1:0' }";
+    for tls in ["", "tls: { cert: tls.crt, key: tls.key }"] {
+        fs::write(&path, format!("{resource}\n{tls}\n")).unwrap();
+        let process = Process::start(&["--config", path.to_str().unwrap()], None);
+        let before = process.open_files();
+        let silent = [connect(process.grpc).await.unwrap(), connect(process.kubernetes()).await.unwrap()];
+        let accepted = async {
+            while process.open_files() < before + silent.len() {
+                tokio::task::yield_now().await;
+            }
+        };
+        within("silence", accepted).await;
+        let (status, log) = process.terminate_with_log().await;
+        assert!(status.success() && !log.contains("drain timed out"), "{log}");
+        drop(silent);
+    }
 }

@@ -14,7 +14,10 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use super::{
     attacked_server::{AttackedServer, Setup, watch, within},
     client::{Raw, connect},
-    frames::{FrameReader, LIST, MAX_WINDOW, SUBSCRIBE, UNTIL, WATCH, call, call_with, data, half_call, opening},
+    frames::{
+        END_HEADERS, END_STREAM, FrameReader, HEADERS, LIST, MAX_WINDOW, SUBSCRIBE, UNTIL, WATCH, call, call_with,
+        data, frame, get, half_call, heads, literal, opening,
+    },
     number,
 };
 
@@ -98,14 +101,15 @@ async fn requests_that_never_end_hold_at_most_the_share_of_their_peer() {
 async fn responses_that_nobody_reads_hold_at_most_the_share_of_their_peer() {
     let attacked = AttackedServer::start(Setup { config: MEMORY, ..Setup::default() }).await;
     let list = pb::ListRequest { resource: "s".to_owned(), ..Default::default() };
-    for method in [HEALTH_CHECK, LIST] {
-        let attack = format!("responses of {method}");
+    // With room for a byte, a short response is over before it is sent.
+    for (method, window) in [(HEALTH_CHECK, 0), (HEALTH_CHECK, 1), (LIST, 0), (LIST, 1)] {
+        let attack = format!("responses of {method} with a window of {window}");
         let before = attacked.process.metrics().await.refused("peer_request_memory");
         let request = |stream| match method {
             LIST => call_with(stream, LIST, &list),
             _ => call(stream, method, &[]),
         };
-        let opened = open_with(&attacked, 0, number(2, 20), 1000, request).await;
+        let opened = open_with(&attacked, window, number(2, 20), 1000, request).await;
         attacked.process.refused(["peer_request_memory"], before + 1).await;
         attacked.serves(&attack).await;
         drop(opened);
@@ -191,6 +195,56 @@ async fn a_peer_has_its_share_of_calls_over_all_its_connections() {
     attacked.serves("calls").await;
     drop(opened);
     attacked.recovers("calls").await;
+}
+
+/// A response counts until its client has it, also one that says only that the call has failed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failures_that_nobody_reads_have_their_places_among_the_calls() {
+    let config = "history: { events: 10000 }\nwatch: { max_watchers: 240 }\nkubernetes: { listen: '127.0.0.1:0' }";
+    let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
+    let (share, more) = (100, number(20, 900));
+    let late = |stream| {
+        let heads = [heads(WATCH), literal("grpc-timeout", "1m")].concat();
+        [frame(HEADERS, END_HEADERS, stream, &heads), data(stream, &watch().encode_to_vec(), true)].concat()
+    };
+    let missing = |stream| frame(HEADERS, END_HEADERS | END_STREAM, stream, &get("/api/v1/pods"));
+    let attacks: [(_, _, &dyn Fn(u32) -> Vec<u8>); 2] =
+        [("deadlines", attacked.process.grpc, &late), ("objects", attacked.process.kubernetes(), &missing)];
+    for (attack, server, call) in attacks {
+        let before = attacked.process.metrics().await.refused("peer_calls");
+        let mut connection = Raw::open(server, 0).await;
+        for _ in 0..share + more {
+            let stream = connection.next_stream();
+            connection.send(call(stream)).await;
+        }
+        let refused = before + more;
+        assert_eq!(attacked.process.refused(["peer_calls"], refused).await, [refused], "{attack}");
+        attacked.serves(attack).await;
+        drop(connection);
+        attacked.recovers(attack).await;
+    }
+}
+
+/// A message about the limit would wait for the window, beyond the limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_beyond_the_share_of_calls_ends_at_once() {
+    let config = "history: { events: 10000 }\nwatch: { max_watchers: 240 }";
+    let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
+    let share = 100;
+    let (mut reads, mut writes) = connect(attacked.process.grpc).await.unwrap().into_split();
+    let streams = |at: u32| 2 * at + 1;
+    let subscribed = (0..share).flat_map(|at| {
+        let stream = streams(at);
+        [half_call(stream, SUBSCRIBE), data(stream, &[], false)].concat()
+    });
+    let beyond = (share..share + 20).flat_map(|at| call_with(streams(at), WATCH, &watch()));
+    writes.write_all(&[opening(0), subscribed.chain(beyond).collect()].concat()).await.unwrap();
+    let (mut frames, mut buffer, mut ended) = (FrameReader::default(), vec![0; 64 << 10], 0);
+    while ended < 20 {
+        let read = within("watches", reads.read(&mut buffer)).await.unwrap();
+        assert!(read > 0, "the connection stays open");
+        ended += frames.read(&buffer[..read]).iter().filter(|frame| frame.is_end()).count();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
