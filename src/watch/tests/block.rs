@@ -373,3 +373,19 @@ async fn a_reused_slot_is_not_mistaken_for_the_one_that_blocked() {
     broadcaster.publish(&world.several(1));
     assert_eq!(drain(&mut reuses), modified([3]));
 }
+
+/// Once the writer has the list of the queues, and before it looks at this one.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_dropped_while_the_writer_looks_at_the_queues_holds_nobody_back() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Block, 2)));
+    let mut world = World::at(0);
+    prove(&mut broadcaster, &mut world, 2, &mut [&mut cursor]);
+    broadcaster.publish(&world.several(1));
+    let queues = broadcaster.cursors.queues();
+    drop(cursor);
+    broadcaster.publish(&world.several(1));
+    let head = broadcaster.reached().offset;
+    queues.iter().for_each(|queue| queue.fill(head, Duration::from_secs(5), Instant::now()));
+    assert!(!broadcaster.is_blocked());
+}
