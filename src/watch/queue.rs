@@ -238,8 +238,14 @@ impl<F: Frame> Queue<F> {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         inner.at.clone_from(at);
+        // Then the writer has begun that while the reader took.
+        let is_merging = matches!(inner.state, State::Merging { .. });
         match &mut inner.lookahead {
-            Some(ahead) if ahead.position.offset > at.offset => ahead.pass(events, suppressed, self.length()),
+            Some(ahead) if ahead.position.offset > at.offset && !(is_merging && events > 0) => {
+                ahead.pass(events, suppressed, self.length());
+            }
+            // Only what follows merges.
+            _ if is_merging => inner.begin_merge(at.offset),
             ahead => *ahead = None,
         }
         inner.taken_meanwhile.iter_mut().for_each(|taken| *taken += events);
