@@ -186,9 +186,13 @@ impl<F: Frame> Queue<F> {
                     inner.state = State::Frozen { until: full_at, left: unread.length };
                 }
                 OnTake::Merge => inner.begin_merge(unread.at),
-                OnTake::Count if inner.is_at_thread() || self.leaves_to_threads() => {
+                OnTake::Count | OnTake::Drop | OnTake::Deliver if inner.is_at_thread() => {
                     inner.waker = Some(cx.waker().clone());
-                    let must_push = !inner.is_at_thread() && !std::mem::replace(&mut inner.is_queued, true);
+                    return Poll::Pending;
+                }
+                OnTake::Count if self.leaves_to_threads() => {
+                    inner.waker = Some(cx.waker().clone());
+                    let must_push = !std::mem::replace(&mut inner.is_queued, true);
                     drop(guard);
                     if must_push {
                         self.push();

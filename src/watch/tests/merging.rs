@@ -266,6 +266,34 @@ fn what_a_reader_takes_does_not_merge_too() {
     }
 }
 
+#[test]
+fn a_reader_that_comes_while_a_thread_works_loses_nothing_and_is_woken() {
+    let flag = Arc::<Flag>::default();
+    let waker = Waker::from(Arc::clone(&flag));
+    let cx = Context::from_waker(&waker);
+    for policy in [Coalesce, FullChannelPolicy::Drop] {
+        let mut rig = Rig::new(bounds(2, 1 << 30), 1 << 30);
+        let _cursor = rig.broadcaster.subscribe(live(everything(), queue(policy, 100)));
+        let queue = rig.broadcaster.cursors.queues().remove(0);
+        for _ in 0..2 {
+            (0..4).for_each(|name| rig.publish(&[(name, Some(true))]));
+            // It has read everything up to the head that it has seen.
+            let head = if policy == Coalesce { rig.offset } else { 0 };
+            let is_over = || {
+                assert!(queue.poll_turn(&cx, head).is_pending());
+                false
+            };
+            assert!(!queue.work(is_over));
+            assert!(flag.is_set(), "{policy:?}");
+        }
+        match queue.poll_turn(&cx, rig.offset) {
+            Poll::Ready(Turn::Deliver(merged)) => assert_eq!(merged.position().offset, 4),
+            Poll::Ready(Turn::Moved { lost, .. }) => assert_eq!(lost, 8),
+            turn => panic!("{policy:?}: {turn:?}"),
+        }
+    }
+}
+
 /// Reader, and the state that it has received.
 struct Reader {
     cursor: Cursor<Deliveries>,
