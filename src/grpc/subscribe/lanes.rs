@@ -422,23 +422,4 @@ impl Drop for Lanes {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::grpc::{status::ApiError, watch::tests::World, watchers::WatchAccess};
-
-    /// Its notification comes between the look at the watch and its attachment.
-    #[tokio::test(start_paused = true)]
-    async fn a_change_of_rights_while_a_watch_is_attached_is_found() {
-        let mut world = World::of(Vec::new(), |_| ()).await;
-        let body = world.live_watch().await;
-        let (key, standing) = body.standing().unwrap();
-        let resource = Arc::clone(body.resource());
-        let access = WatchAccess::Ended(ApiError::RequestTooLarge { limit: 7 });
-        assert!(world.service().watchers().set_access(body.id(), access));
-        resource.informer.notify_watches().await;
-        World::settle().await;
-        let mut lanes = Lanes::new(world.service(), &resource, &standing, Instant::now()).unwrap();
-        let number = lanes.attach(&key, standing, 1, body.attach());
-        assert_eq!(lanes.changed(), [(number, 1)]);
-    }
-}
+pub(super) mod tests;

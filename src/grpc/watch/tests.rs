@@ -162,6 +162,12 @@ impl World {
         &self.service
     }
 
+    /// Changes the upstream, in one transaction or in a list, and lets the server apply that.
+    pub(in crate::grpc) async fn put(&mut self, puts: &[Put], is_relist: bool) {
+        self.apply(if is_relist { Op::Relist(puts.to_vec()) } else { Op::Change(puts.to_vec()) }).await;
+        Self::settle().await;
+    }
+
     /// Changes the upstream, and returns the events.
     fn change(&mut self, puts: &[Put]) -> Vec<Event> {
         let mut events = Vec::new();
