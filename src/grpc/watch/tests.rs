@@ -435,6 +435,25 @@ async fn a_change_of_rights_after_a_poll_has_looked_for_one_is_found_by_it() {
     }
 }
 
+/// It has only its last message to send.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_has_ended_holds_nobody_back() {
+    let mut world = World::new(100, 100);
+    world.fifo.push(Delta::Replace(world.list())).await;
+    world.watch(0, QueueOptions { policy: FullChannelPolicy::Block, length: 1 }, None).await;
+    world.drain().await;
+    world.put(&[(1, 0, Some(0))], false).await;
+    world.drain().await;
+    for ends in 0..2 {
+        world.put(&[(1, 0, Some(1))], false).await;
+        world.put(&[(1, 0, Some(0))], false).await;
+        let applied = world.resource.informer.snapshot().unwrap().version().clone();
+        assert_eq!(applied == ResourceVersion::decimal(world.number), ends == 1, "{applied}");
+        world.readers[0].body.as_mut().unwrap().refuse(&ApiError::Draining);
+        World::settle().await;
+    }
+}
+
 /// Under each policy, and with changes that the client has not received yet.
 #[tokio::test(start_paused = true)]
 async fn namespaces_leave_and_enter_at_the_version_of_the_client() {
