@@ -99,6 +99,7 @@ pub(in crate::grpc) struct World {
     fifo: Arc<RealFifo>,
     service: Service,
     resource: Arc<ServedResource>,
+    health: SourceHealth,
     is_history_long: bool,
     number: u128,
     objects: BTreeMap<(usize, usize), Arc<Object>>,
@@ -122,7 +123,7 @@ impl World {
         };
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
-        let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+        let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         tokio::spawn(informer.run());
         let resource = ServedResource {
             name: "pods".to_owned(),
@@ -147,7 +148,7 @@ impl World {
         let service = Service::new([resource], config, Lifecycle::default(), Arc::new(RpcMetrics::default()));
         let resource = service.resource("pods").unwrap();
         let (objects, readers) = (BTreeMap::new(), Vec::new());
-        Self { fifo, service, resource, is_history_long: history > 1000, number: 1, objects, readers }
+        Self { fifo, service, resource, health, is_history_long: history > 1000, number: 1, objects, readers }
     }
 
     /// Returns a world with these objects.
@@ -160,6 +161,10 @@ impl World {
 
     pub(in crate::grpc) fn service(&self) -> &Service {
         &self.service
+    }
+
+    pub(in crate::grpc) fn health(&self) -> &SourceHealth {
+        &self.health
     }
 
     /// Changes the upstream, in one transaction or in a list, and lets the server apply that.

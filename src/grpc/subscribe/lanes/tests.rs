@@ -1,5 +1,7 @@
 //! Lanes of one stream.
 
+use std::task::Waker;
+
 use bytes::Buf;
 use prost::Message;
 
@@ -32,6 +34,17 @@ pub(in crate::grpc::subscribe) fn messages(deliveries: &mut Deliveries) -> Vec<(
     response.deliveries.into_iter().flat_map(of_delivery).collect()
 }
 
+/// Returns everything that lanes have.
+fn read(lanes: &mut Lanes) -> Vec<(Vec<u32>, pb::WatchResponse)> {
+    let mut deliveries = Deliveries::default();
+    // The stream does so before each poll.
+    lanes.changed();
+    lanes.poll(&mut Context::from_waker(Waker::noop()), &mut deliveries, usize::MAX, false);
+    messages(&mut deliveries)
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
 /// Its notification comes between the look at the watch and its attachment.
 #[tokio::test(start_paused = true)]
 async fn a_change_of_rights_while_a_watch_is_attached_is_found() {
@@ -46,4 +59,25 @@ async fn a_change_of_rights_while_a_watch_is_attached_is_found() {
     let mut lanes = Lanes::new(world.service(), &resource, &standing, Instant::now()).unwrap();
     let number = lanes.attach(&key, standing, 1, body.attach());
     assert_eq!(lanes.changed(), [(number, 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_state_of_the_source_is_sent_to_watches_of_every_interval() {
+    let mut world = World::of(Vec::new(), |_| ()).await;
+    world.health().record_contact();
+    World::settle().await;
+    let mut lanes = attached(&mut world, 1, Duration::from_secs(1)).await;
+    let body = world.live_watch().await;
+    let (key, standing) = body.standing().unwrap();
+    lanes.attach(&LaneKey { bookmark_interval: MINUTE, ..key }, standing, 2, body.attach());
+    assert_eq!(read(&mut lanes), []);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    // The bookmark of the first one is due before the notification comes.
+    world.health().set_unconfirmed(true);
+    let sent = read(&mut lanes);
+    let state = pb::SyncState::Stale;
+    assert!(sent.iter().all(|(_, message)| message.bookmark.as_ref().is_some_and(|b| b.source() == state)), "{sent:?}");
+    let mut ids: Vec<u32> = sent.into_iter().flat_map(|(ids, _)| ids).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 2]);
 }
