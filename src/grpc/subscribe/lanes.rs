@@ -67,8 +67,8 @@ struct Lane {
     record: Arc<BodyRecord>,
     /// Position of the last message.
     reached: HistoryPosition,
-    /// Offset up to which relists were reported.
-    reported: u64,
+    /// Position up to which relists were reported.
+    reported: HistoryPosition,
     is_bookmark_due: bool,
 }
 
@@ -151,16 +151,17 @@ impl Lanes {
         }
         let lane = self.by_key.get(key).and_then(|lane| self.reader.get(*lane));
         // Otherwise one of them has learned of a relist, and the other has not.
-        let (offset_of, has_relist) =
-            (reached.offset, |from: u64, to: u64| self.has_relist(from.min(to), from.max(to)));
-        let is_told = lane.is_none_or(|lane| !has_relist(offset_of, lane.reported));
-        is_told && self.reader.is_joinable(&key.selection, *offset)
+        let is_of_both = |lane: &Lane| {
+            let is_before = (reached.offset, &reached.version) < (lane.reported.offset, &lane.reported.version);
+            let (from, to) = if is_before { (reached, &lane.reported) } else { (&lane.reported, reached) };
+            !self.has_relist(from, to.offset)
+        };
+        lane.is_none_or(is_of_both) && self.reader.is_joinable(&key.selection, *offset)
     }
 
-    /// Returns true if a relist lies between two offsets.
-    fn has_relist(&self, after: u64, up_to: u64) -> bool {
-        let last = self.resource.informer.past().history().lock().last_relist(up_to);
-        last.is_some_and(|relist| relist >= after)
+    /// Returns true if a relist lies between a position and an offset.
+    fn has_relist(&self, HistoryPosition { version, offset }: &HistoryPosition, up_to: u64) -> bool {
+        self.resource.informer.past().has_relist_between(version, *offset, up_to + 1)
     }
 
     /// Attaches a watch that [may](Self::admits). Returns the key of its lane.
@@ -170,7 +171,7 @@ impl Lanes {
         let number = found.unwrap_or_else(|| {
             let record = watch.watcher.lane_record(self.reader.gauge());
             self.count_timer(key.bookmark_interval);
-            let (reported, selection) = (standing.reached.offset, Arc::clone(&key.selection));
+            let (reported, selection) = (standing.reached.clone(), Arc::clone(&key.selection));
             let (watches, reached) = (Vec::with_capacity(1), standing.reached.clone());
             let lane = Lane { key: key.clone(), watches, record, reached, reported, is_bookmark_due: false };
             let number = self.reader.add(selection, lane);
@@ -205,11 +206,11 @@ impl Lanes {
     }
 
     /// Removes a watch from its lane. Returns it with its key and the position of the lane, if it is there.
-    fn take(&mut self, number: usize, id: u32) -> Option<(AttachedWatch, LaneKey, HistoryPosition, u64)> {
+    fn take(&mut self, number: usize, id: u32) -> Option<(AttachedWatch, LaneKey, HistoryPosition, HistoryPosition)> {
         let lane = self.reader.get_mut(number)?;
         let at = lane.watches.iter().position(|(other, _)| *other == id)?;
         let (_, watch) = lane.watches.swap_remove(at);
-        let (key, reached, reported) = (lane.key.clone(), lane.reached.clone(), lane.reported);
+        let (key, reached, reported) = (lane.key.clone(), lane.reached.clone(), lane.reported.clone());
         let is_empty = lane.watches.is_empty();
         self.stats.watchers.fetch_sub(1, Ordering::Relaxed);
         if is_empty {
@@ -256,7 +257,7 @@ impl Lanes {
         let is_bookmark_due = self.is_bookmark_due(number);
         let (watch, key, mut reached, reported) = self.take(number, id)?;
         reached.offset = reached.offset.max(offset);
-        let has_gap = self.has_relist(reported, reached.offset);
+        let has_gap = self.has_relist(&reported, reached.offset);
         Some(watch.detach(Detached {
             service: &self.service,
             resource: &self.resource,
@@ -350,7 +351,7 @@ impl Lanes {
                 let Some(lane) = self.reader.get_mut(lane) else { continue };
                 lane.reached.clone_from(&pending.reached);
                 if pending.is_last {
-                    lane.reported = pending.reached.offset;
+                    lane.reported.clone_from(&pending.reached);
                 }
                 lane.record.sent(1, PREFIX_BYTES + pending.message.len(), Some(&pending.reached.version));
                 self.stats.delivered.fetch_add(1, Ordering::Relaxed);
@@ -377,6 +378,7 @@ impl Lanes {
 
     /// Encodes the events of the next change of the batch. Returns false if there is none.
     fn encode_next(&mut self) -> bool {
+        let past = self.resource.informer.past();
         let Some((batch, next)) = &mut self.batch else { return false };
         let Some(first) = batch.selected.get(*next) else {
             self.batch = None;
@@ -388,7 +390,9 @@ impl Lanes {
         for selected in of_change {
             count += 1;
             let Some(lane) = self.reader.get(selected.lane) else { continue };
-            let is_relisted = batch.last_relist.is_some_and(|relist| relist >= lane.reported);
+            let HistoryPosition { version, offset } = &lane.reported;
+            let is_after = |relist: u64| relist > *offset || past.has_relist_between(version, *offset, relist + 1);
+            let is_relisted = batch.last_relist.is_some_and(is_after);
             let is_alike = |(transition, is_last, relisted, format, _): &&mut (_, _, _, &ObjectFormat, _)| {
                 (*transition, *is_last, *relisted) == (selected.transition, selected.is_last, is_relisted)
                     && **format == lane.key.format

@@ -124,7 +124,7 @@ impl Lanes {
             self.due -= 1;
             lane.reached =
                 HistoryPosition { version: version.clone(), offset: lane.reached.offset.max(distributed.offset) };
-            lane.reported = lane.reached.offset;
+            lane.reported.clone_from(&lane.reached);
             lane.record.sent(0, buffer.len(), Some(&version));
         }
         deliveries.push(ids, buffer.freeze().slice(PREFIX_BYTES..));

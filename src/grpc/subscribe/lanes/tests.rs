@@ -1,4 +1,4 @@
-//! Lanes of one stream.
+//! Lanes of one stream: their bookmarks and their relists.
 
 use std::task::Waker;
 
@@ -80,4 +80,44 @@ async fn a_changed_state_of_the_source_is_sent_to_watches_of_every_interval() {
     let mut ids: Vec<u32> = sent.into_iter().flat_map(|(ids, _)| ids).collect();
     ids.sort_unstable();
     assert_eq!(ids, [1, 2]);
+}
+
+/// Also one without changes, after which the offset is that of before.
+#[tokio::test(start_paused = true)]
+async fn a_relist_is_reported_once() {
+    for puts in [&[][..], &[(1, 0, Some(0))]] {
+        let mut world = World::of(Vec::new(), |_| ()).await;
+        world.put(&[(1, 1, Some(0))], false).await;
+        let mut lanes = attached(&mut world, 1, Duration::from_secs(1)).await;
+        let relisted = |lanes: &mut Lanes| read(lanes).iter().map(|(_, sent)| sent.relisted).collect::<Vec<_>>();
+        world.put(&[(2, 0, Some(0))], false).await;
+        assert_eq!(relisted(&mut lanes), [false], "{puts:?}");
+        world.put(puts, true).await;
+        if puts.is_empty() {
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(relisted(&mut lanes), [true], "{puts:?}");
+        let mut late = attached(&mut world, 2, Duration::from_secs(1)).await;
+        for (number, lanes) in [&mut lanes, &mut late].into_iter().enumerate() {
+            world.put(&[(2, 0, Some(1))], false).await;
+            let sent = relisted(lanes);
+            assert!(sent.len() == 1 + number && !sent.contains(&true), "{puts:?} {sent:?}");
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(relisted(&mut lanes).last(), Some(&false), "{puts:?}");
+        let body = lanes.detach(0, 1).unwrap();
+        assert!(!body.has_gap(), "{puts:?}");
+    }
+}
+
+/// Of a relist without changes, the events that follow it report it.
+#[tokio::test(start_paused = true)]
+async fn a_relist_before_the_next_event_is_reported_with_it() {
+    let mut world = World::of(Vec::new(), |_| ()).await;
+    let mut lanes = attached(&mut world, 1, MINUTE).await;
+    world.put(&[(2, 0, Some(0))], false).await;
+    world.put(&[], true).await;
+    world.put(&[(2, 0, Some(1))], false).await;
+    world.put(&[(2, 0, Some(0))], false).await;
+    assert_eq!(read(&mut lanes).iter().map(|(_, sent)| sent.relisted).collect::<Vec<_>>(), [false, true, false]);
 }
