@@ -134,9 +134,12 @@ impl Lanes {
         !self.reader.has_lanes()
     }
 
-    /// Returns the bytes that are encoded and not handed out.
+    /// Returns the bytes that are encoded and not handed out, and those of the batch that they are from.
     pub(super) fn encoded_bytes(&self) -> usize {
-        self.pending.iter().map(|pending| pending.message.len()).sum()
+        let changes = self.batch.iter().flat_map(|(selected, _)| &selected.batch.changes);
+        let objects = changes.flat_map(|change| change.old.iter().chain(&change.new));
+        let bodies: usize = objects.map(|object| object.body().len()).sum();
+        self.pending.iter().map(|pending| pending.message.len()).sum::<usize>() + bodies
     }
 
     /// Returns true if a watch that stands at this place can attach now. Otherwise it can after the next event, or the next bookmark.
@@ -345,7 +348,12 @@ impl Lanes {
             let bytes = deliveries.with(PREFIX_BYTES + pending.message.len()) + more_ids(ids.len());
             if bytes > most && (must_fit || !deliveries.is_empty()) {
                 self.pending.push(pending);
-                return Some(if deliveries.is_empty() { LanesTurn::TooLarge(bytes) } else { LanesTurn::Full });
+                if deliveries.is_empty() {
+                    // The client may read nothing more: what follows is read again when it does.
+                    self.reader.drop_ahead();
+                    return Some(LanesTurn::TooLarge(bytes));
+                }
+                return Some(LanesTurn::Full);
             }
             for lane in pending.lanes.drain(lanes) {
                 let Some(lane) = self.reader.get_mut(lane) else { continue };

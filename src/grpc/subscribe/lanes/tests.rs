@@ -1,4 +1,4 @@
-//! Lanes of one stream: their bookmarks and their relists.
+//! Lanes of one stream: their bookmarks, their relists, and what they hold.
 
 use std::task::Waker;
 
@@ -120,4 +120,31 @@ async fn a_relist_before_the_next_event_is_reported_with_it() {
     world.put(&[(2, 0, Some(1))], false).await;
     world.put(&[(2, 0, Some(0))], false).await;
     assert_eq!(read(&mut lanes).iter().map(|(_, sent)| sent.relisted).collect::<Vec<_>>(), [false, true, false]);
+}
+
+/// It is charged, until the client reads again.
+#[tokio::test(start_paused = true)]
+async fn a_stalled_stream_holds_one_batch() {
+    let mut world = World::of(Vec::new(), |_| ()).await;
+    let mut lanes = attached(&mut world, 1, MINUTE).await;
+    for app in [0, 1].into_iter().cycle().take(20) {
+        world.put(&[(1, 0, Some(app)), (1, 1, Some(app))], false).await;
+    }
+    let cx = &mut Context::from_waker(Waker::noop());
+    let mut deliveries = Deliveries::default();
+    assert!(matches!(lanes.poll(cx, &mut deliveries, 0, true), LanesTurn::TooLarge(_)));
+    assert_eq!(lanes.reader.read_ahead(), 0);
+    let bodies: usize = lanes
+        .batch
+        .as_ref()
+        .unwrap()
+        .0
+        .batch
+        .changes
+        .iter()
+        .map(|change| change.new.as_ref().unwrap().body().len())
+        .sum();
+    assert!(lanes.encoded_bytes() > bodies, "{} of {bodies}", lanes.encoded_bytes());
+    assert_eq!(read(&mut lanes).len(), 40);
+    assert_eq!((lanes.encoded_bytes(), lanes.reader.read_ahead()), (0, 0));
 }
