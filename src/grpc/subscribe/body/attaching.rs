@@ -167,4 +167,29 @@ mod tests {
             assert_eq!(ids, [1, 2, 3].into());
         }
     }
+
+    /// Until the client has read it.
+    #[tokio::test(start_paused = true)]
+    async fn what_attached_watches_have_encoded_is_charged() {
+        let mut world = World::of(Vec::new(), |_| ()).await;
+        let mut body = stream(&world);
+        body.lanes.insert(1, attached(&mut world, 1, Duration::from_secs(60)).await);
+        world.put(&[(1, 0, Some(0))], false).await;
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(matches!(body.poll_lanes(cx, 0, true), LanesTurn::TooLarge(_)));
+        assert!(crate::transport::BoundedBody::encoded_bytes(&body) > 100);
+        body.poll_lanes(cx, 1000, true);
+        body.deliveries.take();
+        assert_eq!(crate::transport::BoundedBody::encoded_bytes(&body), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ends_that_wait_for_the_client_are_charged_to_its_requests() {
+        let world = World::of(Vec::new(), |_| ()).await;
+        let mut body = stream(&world);
+        assert_eq!(body.kept_of_requests(), 0);
+        body.watches.insert(1, Subscribed::Queued(0));
+        body.close(1);
+        assert!(body.kept_of_requests() > 0);
+    }
 }

@@ -148,3 +148,26 @@ async fn a_stalled_stream_holds_one_batch() {
     assert_eq!(read(&mut lanes).len(), 40);
     assert_eq!((lanes.encoded_bytes(), lanes.reader.read_ahead()), (0, 0));
 }
+
+/// One that was full stays, and is given up with its last watch.
+#[tokio::test(start_paused = true)]
+async fn watches_of_a_full_lane_begin_another_one_until_there_is_room() {
+    let mut world = World::of(Vec::new(), |_| ()).await;
+    let mut lanes = attached(&mut world, 0, MINUTE).await;
+    let body = world.live_watch().await;
+    let (key, standing) = body.standing().unwrap();
+    let key = LaneKey { bookmark_interval: MINUTE, ..key };
+    drop(body);
+    let mut attach = async |lanes: &mut Lanes, id| {
+        let body = world.live_watch().await;
+        lanes.attach(&key, standing.clone(), id, body.attach())
+    };
+    for id in 1..MAX_WATCHES as u32 {
+        assert_eq!(attach(&mut lanes, id).await, 0);
+    }
+    assert_eq!(attach(&mut lanes, 2000).await, 1);
+    assert!(lanes.close(1, 2000).is_some());
+    assert!(lanes.close(0, 5).is_some());
+    assert_eq!(attach(&mut lanes, 5).await, 0);
+    assert_eq!(attach(&mut lanes, 2001).await, 1);
+}
