@@ -69,7 +69,7 @@ use crate::model::{Batch, HistoryPosition, ResourceVersion};
 /// ```
 #[derive(Debug)]
 pub struct Broadcaster<F: Frame> {
-    cursors: Arc<Cursors<F>>,
+    pub(super) cursors: Arc<Cursors<F>>,
     is_stopped: bool,
 }
 

@@ -232,9 +232,12 @@ impl<F: Frame> Cursor<F> {
     /// Ends the time in which every policy behaves as REPLAY: the initial events have been delivered. The policy acts once
     /// the cursor has caught up with its queue for the first time, so that no client loses its queue to a long snapshot.
     pub fn go_live(&mut self) {
-        if let Some((queue, _)) = &self.queue {
-            queue.go_live();
-        }
+        self.queue.iter().for_each(|(queue, _)| queue.go_live());
+    }
+
+    /// Gives up the queue: the cursor takes nothing more.
+    pub(crate) fn leave_queue(&self) {
+        self.queue.iter().for_each(|(queue, _)| queue.leave());
     }
 
     /// Skips what the client has of what follows, up to the first change that `is_last`, if that is among the first ones.
@@ -281,9 +284,7 @@ impl<F: Frame> Cursor<F> {
             if self.is_parked {
                 let Some(from) = self.port.repark(cx.waker()) else {
                     self.is_resuming = false;
-                    if let Some((queue, _)) = &self.queue {
-                        queue.has_caught_up();
-                    }
+                    self.queue.iter().for_each(|(queue, _)| queue.has_caught_up());
                     return Poll::Pending;
                 };
                 self.is_parked = false;

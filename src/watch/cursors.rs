@@ -101,7 +101,7 @@ impl<F: Frame> Cursors<F> {
     }
 
     /// Returns the queues. Nothing is done under the lock of their list.
-    fn queues(&self) -> Vec<Arc<Queue<F>>> {
+    pub(super) fn queues(&self) -> Vec<Arc<Queue<F>>> {
         self.queues.lock().iter().map(|(_, queue)| Arc::clone(queue)).collect()
     }
 

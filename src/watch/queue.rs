@@ -186,9 +186,13 @@ impl<F: Frame> Queue<F> {
                     inner.state = State::Frozen { until: full_at, left: unread.length };
                 }
                 OnTake::Merge => inner.begin_merge(unread.at),
-                OnTake::Count if inner.is_at_thread() || self.leaves_to_threads() => {
+                OnTake::Count | OnTake::Drop | OnTake::Deliver if inner.is_at_thread() => {
                     inner.waker = Some(cx.waker().clone());
-                    let must_push = !inner.is_at_thread() && !std::mem::replace(&mut inner.is_queued, true);
+                    return Poll::Pending;
+                }
+                OnTake::Count if self.leaves_to_threads() => {
+                    inner.waker = Some(cx.waker().clone());
+                    let must_push = !std::mem::replace(&mut inner.is_queued, true);
                     drop(guard);
                     if must_push {
                         self.push();
@@ -238,8 +242,14 @@ impl<F: Frame> Queue<F> {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         inner.at.clone_from(at);
+        // Then the writer has begun that while the reader took.
+        let is_merging = matches!(inner.state, State::Merging { .. });
         match &mut inner.lookahead {
-            Some(ahead) if ahead.position.offset > at.offset => ahead.pass(events, suppressed, self.length()),
+            Some(ahead) if ahead.position.offset > at.offset && !(is_merging && events > 0) => {
+                ahead.pass(events, suppressed, self.length());
+            }
+            // Only what follows merges.
+            _ if is_merging => inner.begin_merge(at.offset),
             ahead => *ahead = None,
         }
         inner.taken_meanwhile.iter_mut().for_each(|taken| *taken += events);

@@ -122,6 +122,13 @@ impl<F: Frame> CacheWatcher<F> {
         }
     }
 
+    /// Gives up the queue of a watch that takes nothing more, and must not be polled again: no writer waits for it.
+    pub fn leave_queue(&self) {
+        if let Stage::Reading(cursor) = &self.stage {
+            cursor.leave_queue();
+        }
+    }
+
     /// Returns the number of the history that the versions belong to: [`InformerHandle::history_id`] when the client joined.
     pub fn history_id(&self) -> u64 {
         self.history_id

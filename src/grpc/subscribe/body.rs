@@ -73,6 +73,8 @@ pub(in crate::grpc) struct SubscribeBody {
     bodies: Slab<Box<OpenWatch>>,
     /// Lanes of the attached watches, by the ids of their resources.
     lanes: BTreeMap<u64, Lanes>,
+    /// First id of the resource whose lanes have the next turn.
+    next_lanes: u64,
     /// True if a watch was attached, and the lanes were not polled since.
     has_attached: bool,
     /// Ids of watches that are paused.
@@ -155,6 +157,7 @@ impl SubscribeBody {
             watches: HashMap::new(),
             bodies: Slab::new(),
             lanes: BTreeMap::new(),
+            next_lanes: 0,
             has_attached: false,
             paused: HashSet::new(),
             pause_check: None,

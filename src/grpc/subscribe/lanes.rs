@@ -67,8 +67,8 @@ struct Lane {
     record: Arc<BodyRecord>,
     /// Position of the last message.
     reached: HistoryPosition,
-    /// Offset up to which relists were reported.
-    reported: u64,
+    /// Position up to which relists were reported.
+    reported: HistoryPosition,
     is_bookmark_due: bool,
 }
 
@@ -134,9 +134,12 @@ impl Lanes {
         !self.reader.has_lanes()
     }
 
-    /// Returns the bytes that are encoded and not handed out.
+    /// Returns the bytes that are encoded and not handed out, and those of the batch that they are from.
     pub(super) fn encoded_bytes(&self) -> usize {
-        self.pending.iter().map(|pending| pending.message.len()).sum()
+        let changes = self.batch.iter().flat_map(|(selected, _)| &selected.batch.changes);
+        let objects = changes.flat_map(|change| change.old.iter().chain(&change.new));
+        let bodies: usize = objects.map(|object| object.body().len()).sum();
+        self.pending.iter().map(|pending| pending.message.len()).sum::<usize>() + bodies
     }
 
     /// Returns true if a watch that stands at this place can attach now. Otherwise it can after the next event, or the next bookmark.
@@ -151,16 +154,17 @@ impl Lanes {
         }
         let lane = self.by_key.get(key).and_then(|lane| self.reader.get(*lane));
         // Otherwise one of them has learned of a relist, and the other has not.
-        let (offset_of, has_relist) =
-            (reached.offset, |from: u64, to: u64| self.has_relist(from.min(to), from.max(to)));
-        let is_told = lane.is_none_or(|lane| !has_relist(offset_of, lane.reported));
-        is_told && self.reader.is_joinable(&key.selection, *offset)
+        let is_of_both = |lane: &Lane| {
+            let is_before = (reached.offset, &reached.version) < (lane.reported.offset, &lane.reported.version);
+            let (from, to) = if is_before { (reached, &lane.reported) } else { (&lane.reported, reached) };
+            !self.has_relist(from, to.offset)
+        };
+        lane.is_none_or(is_of_both) && self.reader.is_joinable(&key.selection, *offset)
     }
 
-    /// Returns true if a relist lies between two offsets.
-    fn has_relist(&self, after: u64, up_to: u64) -> bool {
-        let last = self.resource.informer.past().history().lock().last_relist(up_to);
-        last.is_some_and(|relist| relist >= after)
+    /// Returns true if a relist lies between a position and an offset.
+    fn has_relist(&self, HistoryPosition { version, offset }: &HistoryPosition, up_to: u64) -> bool {
+        self.resource.informer.past().has_relist_between(version, *offset, up_to + 1)
     }
 
     /// Attaches a watch that [may](Self::admits). Returns the key of its lane.
@@ -170,7 +174,7 @@ impl Lanes {
         let number = found.unwrap_or_else(|| {
             let record = watch.watcher.lane_record(self.reader.gauge());
             self.count_timer(key.bookmark_interval);
-            let (reported, selection) = (standing.reached.offset, Arc::clone(&key.selection));
+            let (reported, selection) = (standing.reached.clone(), Arc::clone(&key.selection));
             let (watches, reached) = (Vec::with_capacity(1), standing.reached.clone());
             let lane = Lane { key: key.clone(), watches, record, reached, reported, is_bookmark_due: false };
             let number = self.reader.add(selection, lane);
@@ -205,11 +209,11 @@ impl Lanes {
     }
 
     /// Removes a watch from its lane. Returns it with its key and the position of the lane, if it is there.
-    fn take(&mut self, number: usize, id: u32) -> Option<(AttachedWatch, LaneKey, HistoryPosition, u64)> {
+    fn take(&mut self, number: usize, id: u32) -> Option<(AttachedWatch, LaneKey, HistoryPosition, HistoryPosition)> {
         let lane = self.reader.get_mut(number)?;
         let at = lane.watches.iter().position(|(other, _)| *other == id)?;
         let (_, watch) = lane.watches.swap_remove(at);
-        let (key, reached, reported) = (lane.key.clone(), lane.reached.clone(), lane.reported);
+        let (key, reached, reported) = (lane.key.clone(), lane.reached.clone(), lane.reported.clone());
         let is_empty = lane.watches.is_empty();
         self.stats.watchers.fetch_sub(1, Ordering::Relaxed);
         if is_empty {
@@ -256,7 +260,7 @@ impl Lanes {
         let is_bookmark_due = self.is_bookmark_due(number);
         let (watch, key, mut reached, reported) = self.take(number, id)?;
         reached.offset = reached.offset.max(offset);
-        let has_gap = self.has_relist(reported, reached.offset);
+        let has_gap = self.has_relist(&reported, reached.offset);
         Some(watch.detach(Detached {
             service: &self.service,
             resource: &self.resource,
@@ -344,13 +348,18 @@ impl Lanes {
             let bytes = deliveries.with(PREFIX_BYTES + pending.message.len()) + more_ids(ids.len());
             if bytes > most && (must_fit || !deliveries.is_empty()) {
                 self.pending.push(pending);
-                return Some(if deliveries.is_empty() { LanesTurn::TooLarge(bytes) } else { LanesTurn::Full });
+                if deliveries.is_empty() {
+                    // The client may read nothing more: what follows is read again when it does.
+                    self.reader.drop_ahead();
+                    return Some(LanesTurn::TooLarge(bytes));
+                }
+                return Some(LanesTurn::Full);
             }
             for lane in pending.lanes.drain(lanes) {
                 let Some(lane) = self.reader.get_mut(lane) else { continue };
                 lane.reached.clone_from(&pending.reached);
                 if pending.is_last {
-                    lane.reported = pending.reached.offset;
+                    lane.reported.clone_from(&pending.reached);
                 }
                 lane.record.sent(1, PREFIX_BYTES + pending.message.len(), Some(&pending.reached.version));
                 self.stats.delivered.fetch_add(1, Ordering::Relaxed);
@@ -377,6 +386,7 @@ impl Lanes {
 
     /// Encodes the events of the next change of the batch. Returns false if there is none.
     fn encode_next(&mut self) -> bool {
+        let past = self.resource.informer.past();
         let Some((batch, next)) = &mut self.batch else { return false };
         let Some(first) = batch.selected.get(*next) else {
             self.batch = None;
@@ -388,7 +398,9 @@ impl Lanes {
         for selected in of_change {
             count += 1;
             let Some(lane) = self.reader.get(selected.lane) else { continue };
-            let is_relisted = batch.last_relist.is_some_and(|relist| relist >= lane.reported);
+            let HistoryPosition { version, offset } = &lane.reported;
+            let is_after = |relist: u64| relist > *offset || past.has_relist_between(version, *offset, relist + 1);
+            let is_relisted = batch.last_relist.is_some_and(is_after);
             let is_alike = |(transition, is_last, relisted, format, _): &&mut (_, _, _, &ObjectFormat, _)| {
                 (*transition, *is_last, *relisted) == (selected.transition, selected.is_last, is_relisted)
                     && **format == lane.key.format
@@ -422,23 +434,4 @@ impl Drop for Lanes {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::grpc::{status::ApiError, watch::tests::World, watchers::WatchAccess};
-
-    /// Its notification comes between the look at the watch and its attachment.
-    #[tokio::test(start_paused = true)]
-    async fn a_change_of_rights_while_a_watch_is_attached_is_found() {
-        let mut world = World::of(Vec::new(), |_| ()).await;
-        let body = world.live_watch().await;
-        let (key, standing) = body.standing().unwrap();
-        let resource = Arc::clone(body.resource());
-        let access = WatchAccess::Ended(ApiError::RequestTooLarge { limit: 7 });
-        assert!(world.service().watchers().set_access(body.id(), access));
-        resource.informer.notify_watches().await;
-        World::settle().await;
-        let mut lanes = Lanes::new(world.service(), &resource, &standing, Instant::now()).unwrap();
-        let number = lanes.attach(&key, standing, 1, body.attach());
-        assert_eq!(lanes.changed(), [(number, 1)]);
-    }
-}
+pub(super) mod tests;

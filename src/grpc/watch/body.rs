@@ -271,7 +271,7 @@ impl WatchBody {
     /// Ends the RPC with the status of an error.
     fn end_by(&mut self, refusal: &ApiError) {
         self.watcher.ends(refusal);
-        self.end = Some(refusal.to_status());
+        self.set_end(refusal.to_status());
     }
 
     /// Ends the stream early, before it is polled again.
@@ -352,7 +352,7 @@ impl WatchBody {
             let bookmark = self.last_bookmark(false);
             self.send(&[bookmark]);
             self.watcher.ends(WatchEnd::timeout());
-            self.end = Some(Status::ok(""));
+            self.set_end(Status::ok(""));
         }
     }
 

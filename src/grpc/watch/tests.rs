@@ -99,6 +99,7 @@ pub(in crate::grpc) struct World {
     fifo: Arc<RealFifo>,
     service: Service,
     resource: Arc<ServedResource>,
+    health: SourceHealth,
     is_history_long: bool,
     number: u128,
     objects: BTreeMap<(usize, usize), Arc<Object>>,
@@ -122,7 +123,7 @@ impl World {
         };
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
-        let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+        let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         tokio::spawn(informer.run());
         let resource = ServedResource {
             name: "pods".to_owned(),
@@ -147,7 +148,7 @@ impl World {
         let service = Service::new([resource], config, Lifecycle::default(), Arc::new(RpcMetrics::default()));
         let resource = service.resource("pods").unwrap();
         let (objects, readers) = (BTreeMap::new(), Vec::new());
-        Self { fifo, service, resource, is_history_long: history > 1000, number: 1, objects, readers }
+        Self { fifo, service, resource, health, is_history_long: history > 1000, number: 1, objects, readers }
     }
 
     /// Returns a world with these objects.
@@ -160,6 +161,16 @@ impl World {
 
     pub(in crate::grpc) fn service(&self) -> &Service {
         &self.service
+    }
+
+    pub(in crate::grpc) fn health(&self) -> &SourceHealth {
+        &self.health
+    }
+
+    /// Changes the upstream, in one transaction or in a list, and lets the server apply that.
+    pub(in crate::grpc) async fn put(&mut self, puts: &[Put], is_relist: bool) {
+        self.apply(if is_relist { Op::Relist(puts.to_vec()) } else { Op::Change(puts.to_vec()) }).await;
+        Self::settle().await;
     }
 
     /// Changes the upstream, and returns the events.
@@ -426,6 +437,25 @@ async fn a_change_of_rights_after_a_poll_has_looked_for_one_is_found_by_it() {
         World::settle().await;
         let polled = body.poll_next_frame(&mut Context::from_waker(Waker::noop()), EVERY_ROOM);
         assert!(matches!(polled, Poll::Ready(Some(Ok(BoundedFrame::Frame(_))))), "{polled:?}");
+    }
+}
+
+/// It has only its last message to send.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_has_ended_holds_nobody_back() {
+    let mut world = World::new(100, 100);
+    world.fifo.push(Delta::Replace(world.list())).await;
+    world.watch(0, QueueOptions { policy: FullChannelPolicy::Block, length: 1 }, None).await;
+    world.drain().await;
+    world.put(&[(1, 0, Some(0))], false).await;
+    world.drain().await;
+    for ends in 0..2 {
+        world.put(&[(1, 0, Some(1))], false).await;
+        world.put(&[(1, 0, Some(0))], false).await;
+        let applied = world.resource.informer.snapshot().unwrap().version().clone();
+        assert_eq!(applied == ResourceVersion::decimal(world.number), ends == 1, "{applied}");
+        world.readers[0].body.as_mut().unwrap().refuse(&ApiError::Draining);
+        World::settle().await;
     }
 }
 

@@ -185,7 +185,7 @@ impl Past {
     }
 
     /// Returns true if a relist follows a position, before another offset.
-    pub(in crate::watch) fn has_relist_between(&self, version: &ResourceVersion, offset: u64, to: u64) -> bool {
+    pub(crate) fn has_relist_between(&self, version: &ResourceVersion, offset: u64, to: u64) -> bool {
         self.relisted.load(Ordering::SeqCst) > offset && self.history.lock().has_relist_between(version, offset, to)
     }
 

@@ -119,6 +119,12 @@ impl<T> Reader<T> {
         self.at
     }
 
+    /// Returns the number of batches that were read and are not returned yet.
+    #[cfg(test)]
+    pub(crate) fn read_ahead(&self) -> usize {
+        self.batches.len()
+    }
+
     /// Returns true if the reader has lanes.
     pub fn has_lanes(&self) -> bool {
         !self.lanes.is_empty()
@@ -240,6 +246,13 @@ impl<T> Reader<T> {
             if self.is_parked {
                 return Poll::Pending;
             }
+        }
+    }
+
+    /// Drops what was read and is not evaluated yet: the next poll reads it again.
+    pub fn drop_ahead(&mut self) {
+        if self.next == 0 {
+            self.batches.clear();
         }
     }
 

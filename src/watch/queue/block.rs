@@ -135,9 +135,11 @@ impl<F: Frame> Queue<F> {
         self.shared.signals.unblock(now)
     }
 
-    /// Ends the wait for the queue: its reader is gone, or nothing follows.
+    /// Ends the queue, unless its client was evicted: its reader is gone. The writer may look at it once more.
     pub(in crate::watch) fn leave(&self) {
-        self.end(None);
+        if !self.is_evicted() {
+            self.end(Some(&End::Stopped));
+        }
     }
 
     /// Ends the queue, of which the history has begun anew; or only the wait for it, if the reader may read what was published. Wakes

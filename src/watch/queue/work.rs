@@ -34,7 +34,7 @@ impl<F: Frame> Queue<F> {
     }
 
     /// Does a piece of work, until `is_over`. Returns true if there is more.
-    fn work(self: &Arc<Self>, is_over: impl FnMut() -> bool) -> bool {
+    pub(in crate::watch) fn work(self: &Arc<Self>, is_over: impl FnMut() -> bool) -> bool {
         let head = self.shared.past.head();
         let mut ahead = {
             let mut inner = self.inner.lock();
@@ -70,7 +70,10 @@ impl<F: Frame> Queue<F> {
         let inner = &mut *inner;
         let taken_meanwhile = inner.taken_meanwhile.take().unwrap_or(0);
         let is_outdated = taken_meanwhile > 0 || ahead.position.offset < inner.at.offset;
-        inner.lookahead = (!is_outdated).then_some(ahead);
+        if !is_outdated {
+            // Otherwise there is none, or one that merges what follows the reader's position.
+            inner.lookahead = Some(ahead);
+        }
         let (mut has_more, mut is_freed) = (false, false);
         if !matches!(worked, Some(Ok(_))) {
             is_freed = self.unblock(inner, Instant::now());
@@ -78,7 +81,7 @@ impl<F: Frame> Queue<F> {
         match worked {
             Some(Ok(Worked { is_done, merged })) => {
                 has_more = !is_done || is_outdated && matches!(inner.state, State::Blocking);
-                if let (State::Merging { ready }, Some(merged)) = (&mut inner.state, merged) {
+                if let (State::Merging { ready }, Some(merged)) = (&mut inner.state, merged.filter(|_| !is_outdated)) {
                     *ready = Some(merged);
                 }
                 self.measure(inner);

@@ -373,3 +373,59 @@ async fn a_reused_slot_is_not_mistaken_for_the_one_that_blocked() {
     broadcaster.publish(&world.several(1));
     assert_eq!(drain(&mut reuses), modified([3]));
 }
+
+/// Once the writer has the list of the queues, and before it looks at this one.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_dropped_while_the_writer_looks_at_the_queues_holds_nobody_back() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Block, 2)));
+    let mut world = World::at(0);
+    prove(&mut broadcaster, &mut world, 2, &mut [&mut cursor]);
+    broadcaster.publish(&world.several(1));
+    let queues = broadcaster.cursors.queues();
+    drop(cursor);
+    broadcaster.publish(&world.several(1));
+    let head = broadcaster.reached().offset;
+    queues.iter().for_each(|queue| queue.fill(head, Duration::from_secs(5), Instant::now()));
+    assert!(!broadcaster.is_blocked());
+}
+
+/// One that a thread counts, which the writer waits for meanwhile.
+#[tokio::test(start_paused = true)]
+async fn the_writer_still_waits_for_a_queue_that_a_thread_has_found_full() {
+    for events in [2, 3] {
+        let threads = BulkThreads::manual(Arc::default());
+        let mut broadcaster = broadcaster::<Text>(0).deferring_to(Some(&threads));
+        let subscribe = Subscribe { format: Letter('p'), ..live(app("web"), queue(Block, 3)) };
+        let mut cursor = broadcaster.subscribe(subscribe);
+        let mut world = World::at(0);
+        let mut take = || {
+            let cx = &mut Context::from_waker(Waker::noop());
+            let is_ready =
+                |cursor: &mut Cursor<Text>, cx: &mut Context<'_>| cursor.poll_take(cx, usize::MAX).is_ready();
+            while is_ready(&mut cursor, cx) || threads.run_one() {}
+        };
+        broadcaster.publish(&world.several(3));
+        take();
+        broadcaster.publish(&world.several(events));
+        broadcaster.publish(&[world.one("b", "db"), world.one("c", "db")]);
+        assert!(broadcaster.is_blocked(), "it is not counted yet");
+        while threads.run_one() {}
+        assert_eq!(broadcaster.is_blocked(), events == 3);
+        take();
+        assert!(!broadcaster.is_blocked());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_in_a_queue_is_that_since_the_first_event_taken() {
+    let mut broadcaster = broadcaster::<Deliveries>(0);
+    let mut cursor = broadcaster.subscribe(live(everything(), queue(Block, 100)));
+    let mut world = World::at(0);
+    for _ in 0..2 {
+        broadcaster.publish(&world.several(8));
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(drain(&mut cursor).len(), 16);
+    assert!((broadcaster.stats().queued.sum() - 2.0).abs() < 1e-6);
+}

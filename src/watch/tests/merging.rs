@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use FullChannelPolicy::{Coalesce, Replay};
 use proptest::{collection::vec, prelude::*};
+use smallvec::smallvec;
 
 use super::*;
-use crate::watch::bulk::Stepped;
+use crate::watch::{bulk::Stepped, queue::Turn, replay::ReplayPosition};
 
 /// Broadcaster with its threads, and all the states of its world.
 struct Rig {
@@ -213,6 +214,84 @@ fn a_history_keeps_no_more_for_clients_that_have_gone_or_follow() {
         assert_eq!(drain(&mut follows).len(), 1);
     }
     assert_eq!(events(&rig), EVENTS);
+}
+
+/// Part of the work for a queue that is done while its reader takes.
+#[derive(Debug, Clone, Copy)]
+enum Meanwhile {
+    /// Changes merge at once.
+    Merged,
+    /// A thread will merge them.
+    Queued,
+    /// A thread merges them, and the reader then waits for that.
+    Merging,
+}
+
+#[test]
+fn what_a_reader_takes_does_not_merge_too() {
+    for meanwhile in [Meanwhile::Merged, Meanwhile::Queued, Meanwhile::Merging] {
+        let threads = BulkThreads::manual(Arc::default());
+        let config = BroadcasterConfig { retention: bounds(2, 1 << 30), ..BroadcasterConfig::default() };
+        let has_threads = !matches!(meanwhile, Meanwhile::Merged);
+        let broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
+        let mut broadcaster = broadcaster.deferring_to(has_threads.then_some(&threads));
+        let _cursor = broadcaster.subscribe(live(everything(), queue(Coalesce, 100)));
+        let queue = broadcaster.cursors.queues().remove(0);
+        let cx = Context::from_waker(Waker::noop());
+        let mut world = World::at(0);
+        broadcaster.publish(&world.several(3));
+        assert!(matches!(queue.poll_turn(&cx, 3), Poll::Ready(Turn::Read(u64::MAX))));
+        broadcaster.publish(&world.several(1));
+        let position = ReplayPosition { version: version(3), offset: 3, is_gap: false };
+        let mut has_read = false;
+        let mut read = || {
+            if !std::mem::replace(&mut has_read, true) {
+                queue.note_read(&position, 3, 0);
+            }
+        };
+        if let Meanwhile::Merging = meanwhile {
+            let is_over = || {
+                read();
+                assert!(queue.poll_turn(&cx, 4).is_pending());
+                false
+            };
+            assert!(!queue.work(is_over));
+        }
+        read();
+        while threads.run_one() {}
+        let Poll::Ready(Turn::Deliver(mut merged)) = queue.poll_turn(&cx, 4) else { panic!("{meanwhile:?}") };
+        let before = HistoryPosition { version: version(3), offset: 3 };
+        let (events, count) = merged.encode::<Deliveries>(&before, &(), usize::MAX);
+        assert_eq!((items(Taken::Frames(smallvec![events])), count), (modified([4]), 1), "{meanwhile:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_comes_while_a_thread_works_loses_nothing_and_is_woken() {
+    let flag = Arc::<Flag>::default();
+    let waker = Waker::from(Arc::clone(&flag));
+    let cx = Context::from_waker(&waker);
+    for policy in [Coalesce, FullChannelPolicy::Drop] {
+        let mut rig = Rig::new(bounds(2, 1 << 30), 1 << 30);
+        let _cursor = rig.broadcaster.subscribe(live(everything(), queue(policy, 100)));
+        let queue = rig.broadcaster.cursors.queues().remove(0);
+        for _ in 0..2 {
+            (0..4).for_each(|name| rig.publish(&[(name, Some(true))]));
+            // It has read everything up to the head that it has seen.
+            let head = if policy == Coalesce { rig.offset } else { 0 };
+            let is_over = || {
+                assert!(queue.poll_turn(&cx, head).is_pending());
+                false
+            };
+            assert!(!queue.work(is_over));
+            assert!(flag.is_set(), "{policy:?}");
+        }
+        match queue.poll_turn(&cx, rig.offset) {
+            Poll::Ready(Turn::Deliver(merged)) => assert_eq!(merged.position().offset, 4),
+            Poll::Ready(Turn::Moved { lost, .. }) => assert_eq!(lost, 8),
+            turn => panic!("{policy:?}: {turn:?}"),
+        }
+    }
 }
 
 /// Reader, and the state that it has received.

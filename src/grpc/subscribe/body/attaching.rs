@@ -96,9 +96,11 @@ impl SubscribeBody {
         self.detach_changed();
         let lanes_most = if self.turns.is_empty() { most } else { most.min(self.deliveries.bytes() + TURN_BYTES) };
         let mut full = LanesTurn::Nothing;
-        let resources: SmallVec<[u64; 4]> = self.lanes.keys().copied().collect();
+        let (before, after) = (self.lanes.range(..self.next_lanes), self.lanes.range(self.next_lanes..));
+        let resources: SmallVec<[u64; 4]> = after.chain(before).map(|(id, _)| *id).collect();
         for resource in resources {
             let Some(lanes) = self.lanes.get_mut(&resource) else { continue };
+            let before = self.deliveries.bytes();
             let mut turn = lanes.poll(cx, &mut self.deliveries, lanes_most, true);
             if let LanesTurn::TooLarge(bytes) = turn
                 && (bytes <= most || !is_strict)
@@ -107,11 +109,87 @@ impl SubscribeBody {
             }
             match turn {
                 LanesTurn::Nothing => {}
-                LanesTurn::Full => full = LanesTurn::Full,
+                LanesTurn::Full => {
+                    if let LanesTurn::Nothing = full {
+                        self.next_lanes = resource + u64::from(self.deliveries.bytes() > before);
+                    }
+                    full = LanesTurn::Full;
+                }
                 LanesTurn::Stopped if self.deliveries.is_empty() => self.detach_resource(resource),
                 LanesTurn::TooLarge(_) | LanesTurn::Stopped => return turn,
             }
         }
         full
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, task::Waker, time::Duration};
+
+    use http::{Extensions, HeaderMap};
+
+    use super::*;
+    use crate::grpc::{
+        call::Call,
+        request::{RequestBounds, RequestMessages},
+        subscribe::{
+            lanes::tests::{attached, messages},
+            requests::Requests,
+        },
+        watch::tests::World,
+    };
+
+    /// Returns a stream without watches, whose client sends nothing.
+    fn stream(world: &World) -> SubscribeBody {
+        let bounds = RequestBounds { bytes: 0, timeout: Duration::MAX, is_stream: true, waits: true };
+        let requests = Requests::new(Box::new(RequestMessages::new(tonic::body::Body::empty(), bounds, None)));
+        let call = Call::new(&HeaderMap::new(), &Extensions::new());
+        SubscribeBody::new(world.service().clone(), requests, call, 1, None)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watches_of_each_resource_have_their_turn() {
+        let mut world = World::of(Vec::new(), |_| ()).await;
+        let mut body = stream(&world);
+        for id in 1..=3 {
+            body.lanes.insert(id.into(), attached(&mut world, id, Duration::from_secs(60)).await);
+        }
+        for app in [0, 1].into_iter().cycle().take(6) {
+            world.put(&[(1, 0, Some(app))], false).await;
+        }
+        for _ in 0..2 {
+            let mut ids = BTreeSet::new();
+            for _ in 0..3 {
+                body.poll_lanes(&mut Context::from_waker(Waker::noop()), 300, false);
+                ids.extend(messages(&mut body.deliveries).into_iter().flat_map(|(ids, _)| ids));
+            }
+            assert_eq!(ids, [1, 2, 3].into());
+        }
+    }
+
+    /// Until the client has read it.
+    #[tokio::test(start_paused = true)]
+    async fn what_attached_watches_have_encoded_is_charged() {
+        let mut world = World::of(Vec::new(), |_| ()).await;
+        let mut body = stream(&world);
+        body.lanes.insert(1, attached(&mut world, 1, Duration::from_secs(60)).await);
+        world.put(&[(1, 0, Some(0))], false).await;
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(matches!(body.poll_lanes(cx, 0, true), LanesTurn::TooLarge(_)));
+        assert!(crate::transport::BoundedBody::encoded_bytes(&body) > 100);
+        body.poll_lanes(cx, 1000, true);
+        body.deliveries.take();
+        assert_eq!(crate::transport::BoundedBody::encoded_bytes(&body), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ends_that_wait_for_the_client_are_charged_to_its_requests() {
+        let world = World::of(Vec::new(), |_| ()).await;
+        let mut body = stream(&world);
+        assert_eq!(body.kept_of_requests(), 0);
+        body.watches.insert(1, Subscribed::Queued(0));
+        body.close(1);
+        assert!(body.kept_of_requests() > 0);
     }
 }

@@ -50,12 +50,7 @@ impl Lanes {
             }
         }
         if is_changed || !due.is_empty() {
-            for (_, lane) in self.reader.iter_mut() {
-                let is_due = is_changed || due.contains(&lane.key.bookmark_interval);
-                if is_due && !std::mem::replace(&mut lane.is_bookmark_due, true) {
-                    self.due += 1;
-                }
-            }
+            self.make_due(|interval| is_changed || due.contains(interval));
         }
         while self.due > 0 {
             // Read first: what is distributed later may have events.
@@ -68,6 +63,15 @@ impl Lanes {
             }
         }
         Poll::Pending
+    }
+
+    /// Makes the bookmarks of lanes due, by their intervals.
+    fn make_due(&mut self, is_due: impl Fn(&Duration) -> bool) {
+        for (_, lane) in self.reader.iter_mut() {
+            if is_due(&lane.key.bookmark_interval) && !std::mem::replace(&mut lane.is_bookmark_due, true) {
+                self.due += 1;
+            }
+        }
     }
 
     /// Adds the bookmark of the first lane for which it is due, with that of others that is alike, at a position that all have reached.
@@ -100,7 +104,10 @@ impl Lanes {
             return Some(if deliveries.is_empty() { LanesTurn::TooLarge(bytes) } else { LanesTurn::Full });
         }
         let report = informer.report();
-        self.reported_state = report.state;
+        if std::mem::replace(&mut self.reported_state, report.state) != report.state {
+            // The others send it at once, too.
+            self.make_due(|_| true);
+        }
         let mut bookmark = pb::Bookmark {
             source_seen_at: report.seen_at.map(proto::timestamp),
             history: informer.history(self.history_id, namespaces.as_ref()),
@@ -117,7 +124,7 @@ impl Lanes {
             self.due -= 1;
             lane.reached =
                 HistoryPosition { version: version.clone(), offset: lane.reached.offset.max(distributed.offset) };
-            lane.reported = lane.reached.offset;
+            lane.reported.clone_from(&lane.reached);
             lane.record.sent(0, buffer.len(), Some(&version));
         }
         deliveries.push(ids, buffer.freeze().slice(PREFIX_BYTES..));

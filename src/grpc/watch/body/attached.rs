@@ -94,6 +94,12 @@ impl WatchBody {
         Some((key, Standing { reached, offset, history_id, reported_state, notify_seq }))
     }
 
+    /// Returns true if a relist must still be reported.
+    #[cfg(test)]
+    pub(in crate::grpc) fn has_gap(&self) -> bool {
+        self.watch.cursor().is_some_and(crate::watch::Cursor::has_gap)
+    }
+
     /// Gives up the body.
     pub(in crate::grpc) fn attach(self) -> AttachedWatch {
         let Self { watcher, quota, waiting, .. } = self;

@@ -58,6 +58,12 @@ impl WatchBody {
         }
     }
 
+    /// Ends the RPC with a status. The writer does not wait any more for a watch that has only its last message to send.
+    pub(super) fn set_end(&mut self, status: Status) {
+        self.end = Some(status);
+        self.watch.leave_queue();
+    }
+
     /// Returns true if nothing but its end is left to hand out.
     pub(in crate::grpc) fn has_ended(&self) -> bool {
         self.end.is_some() || self.is_over
