@@ -38,7 +38,7 @@ mod upstream;
 mod verifier;
 mod writer;
 
-use std::{collections::BTreeSet, fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use serde_json::{Map, Value};
@@ -380,11 +380,7 @@ impl AppBuilder {
     }
 }
 
-impl fmt::Debug for App {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("App").field("config", &self.config).finish_non_exhaustive()
-    }
-}
+debug_fields!(App { config });
 
 /// Checks that the files and directories of a configuration can be read now, without a connection. Returns what its author may not
 /// have meant, in one line each.

@@ -49,6 +49,23 @@
 //! Rules everywhere: one writer per resource, in the server on its own thread; a watch joins without a gap or an overlap; the
 //! server reports in band every event that it does not send; everything is bounded.
 
+/// Implements `Debug` for a struct, with some of its fields: `debug_fields!(Name { field })`; or with expressions of it:
+/// `debug_fields!([K: Key] Name<K>, this => { len: this.entries.len() })`.
+macro_rules! debug_fields {
+    ($([$($bounds:tt)*])? $name:ident $(<$($parameter:ident),+>)? { $($field:ident),* $(,)? }) => {
+        debug_fields!($([$($bounds)*])? $name $(<$($parameter),+>)?, this => { $($field: this.$field),* });
+    };
+    ($([$($bounds:tt)*])? $name:ident $(<$($parameter:ident),+>)?, $this:ident => { $($field:ident: $value:expr),* $(,)? }) => {
+        impl $(<$($bounds)*>)? ::std::fmt::Debug for $name $(<$($parameter),+>)? {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                #[allow(unused_variables, reason = "nothing may be listed")]
+                let $this = self;
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &$value))*.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod admin;

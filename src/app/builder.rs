@@ -1,6 +1,6 @@
 //! Builder of a server that a program embeds: sources of its own, and layers around every call.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use http::Response;
 use tower::{BoxError, Layer, Service};
@@ -110,9 +110,4 @@ impl AppBuilder {
     }
 }
 
-impl fmt::Debug for AppBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { config, layers, .. } = self;
-        f.debug_struct("AppBuilder").field("config", config).field("layers", &layers.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(AppBuilder, this => { config: this.config, layers: this.layers.len() });

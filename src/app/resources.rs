@@ -1,6 +1,6 @@
 //! Resources of the server, each with its thread and its tasks, and their exchange at a reload.
 
-use std::{collections::BTreeMap, fmt, future::pending, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tokio::{
@@ -198,11 +198,7 @@ impl Resources {
     }
 }
 
-impl fmt::Debug for Resources {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resources").field("running", &self.running.keys()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Resources, this => { running: this.running.keys() });
 
 fn thread(resource: &str) -> Result<RuntimeThread, AppError> {
     RuntimeThread::start("writer", || ()).map_err(|error| AppError::Thread { resource: resource.to_owned(), error })

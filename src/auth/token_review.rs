@@ -5,7 +5,6 @@
 //! strangers, and a peer that sends one bad token after another comes last.
 
 use std::{
-    fmt,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -212,11 +211,7 @@ impl TokenReviews {
     }
 }
 
-impl fmt::Debug for TokenReviews {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TokenReviews").field("audiences", &self.audiences).finish_non_exhaustive()
-    }
-}
+debug_fields!(TokenReviews { audiences });
 
 /// Reads the answer to a review. An authority that does not know about audiences returns none, and has not checked them.
 fn user(

@@ -1,7 +1,6 @@
 //! Get: one object of the cache, encoded when there is room for it.
 
 use std::{
-    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -165,8 +164,4 @@ impl Body for GetBody {
     }
 }
 
-impl fmt::Debug for GetBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GetBody").field("object", self.object.key()).field("stage", &self.stage).finish_non_exhaustive()
-    }
-}
+debug_fields!(GetBody, this => { object: this.object.key(), stage: this.stage });

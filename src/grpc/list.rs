@@ -8,7 +8,6 @@ mod message;
 mod position;
 
 use std::{
-    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -426,15 +425,7 @@ impl Body for ListBody {
     }
 }
 
-impl fmt::Debug for ListBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ListBody")
-            .field("selection", &self.selection)
-            .field("position", &self.position)
-            .field("stage", &self.stage)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(ListBody { selection, position, stage });
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! Parameters of a Reflector.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::ReflectorError;
 use crate::{
@@ -72,15 +72,11 @@ impl Default for ReflectorConfig {
     }
 }
 
-impl fmt::Debug for ReflectorConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReflectorConfig")
-            .field("name", &self.name)
-            .field("first_list", &self.first_list)
-            .field("backoff", &self.backoff)
-            .field("resync_period", &self.resync_period)
-            .field("expected", &self.expected)
-            .field("has_filter", &self.filter.is_some())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(ReflectorConfig, this => {
+    name: this.name,
+    first_list: this.first_list,
+    backoff: this.backoff,
+    resync_period: this.resync_period,
+    expected: this.expected,
+    has_filter: this.filter.is_some(),
+});

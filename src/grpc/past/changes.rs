@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -327,11 +326,4 @@ impl Body for ChangesBody {
     }
 }
 
-impl fmt::Debug for ChangesBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChangesBody")
-            .field("selection", &self.selection)
-            .field("stage", &self.stage)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(ChangesBody { selection, stage });

@@ -1,7 +1,6 @@
 //! Interface of a watch's body to its connection: hands out what is encoded, if it fits into the room.
 
 use std::{
-    fmt,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -113,12 +112,8 @@ impl Body for WatchBody {
     }
 }
 
-impl fmt::Debug for WatchBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WatchBody")
-            .field("resource", &self.resource.name)
-            .field("selection", &self.watch.subscribe().selection)
-            .field("position", &self.position())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(WatchBody, this => {
+    resource: this.resource.name,
+    selection: this.watch.subscribe().selection,
+    position: this.position(),
+});
