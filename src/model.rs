@@ -35,6 +35,8 @@ pub use api_kind::{ApiKind, ColumnType, PrinterColumn};
 #[cfg(any(feature = "kube", feature = "server"))]
 pub(crate) use envelope::Envelope;
 pub use envelope::JsonText;
+#[cfg(feature = "kubernetes-api")]
+pub(crate) use envelope::Pairs;
 pub use event::{AppliedVersion, Batch, Cause, Change, Event, EventType, HistoryPosition};
 #[cfg(all(test, feature = "cel"))]
 pub(crate) use expression::parsed;
