@@ -74,7 +74,7 @@ impl AppBuilder {
                 self.own.insert(name.to_owned(), OwnSource::new(source));
             }
             Err(problem) => {
-                self.error.get_or_insert(AppError::Name { resource: name.to_owned(), problem });
+                self.error.get_or_insert(AppError::of_resource(name, problem));
             }
         }
         self
@@ -102,10 +102,10 @@ impl AppBuilder {
         let Self { config, own, error, .. } = self;
         let lacks_source =
             |resource: &&ResourceConfig| resource.source == SourceConfig::Own && !own.contains_key(&resource.name);
-        let missing = config.resources.values().find(lacks_source).map(|resource| AppError::Name {
-            resource: resource.name.clone(),
-            problem: "it has no source; pass one to AppBuilder::serve".to_owned(),
-        });
+        let missing =
+            config.resources.values().find(lacks_source).map(|resource| {
+                AppError::of_resource(&resource.name, "it has no source; pass one to AppBuilder::serve")
+            });
         error.take().or(missing).map_or(Ok(()), Err)
     }
 }

@@ -72,7 +72,7 @@ impl Connector {
         let mut verified = resources.values().filter(|resource| resource.options.verify_interval.is_some());
         if let (None, Some(resource)) = (&self.verify, verified.next()) {
             let started = VerifyThread::start();
-            let thread = started.map_err(|error| AppError::Thread { resource: resource.name.clone(), error })?;
+            let thread = started.map_err(|error| AppError::thread(&resource.name, &error))?;
             self.verify = Some(thread);
         }
         Ok(())
