@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Parameters of a Reflector.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct ReflectorConfig {
     /// Name, for its span. `None` for the file and line that made the Reflector.
     pub name: Option<String>,
@@ -54,21 +54,6 @@ impl ReflectorConfig {
     #[must_use]
     pub fn with_error_handler(self, on_error: impl Fn(&ReflectorError) + Send + Sync + 'static) -> Self {
         Self { on_error: Some(Arc::new(on_error)), ..self }
-    }
-}
-
-impl Default for ReflectorConfig {
-    fn default() -> Self {
-        Self {
-            name: None,
-            first_list: ListVersion::Any,
-            backoff: BackoffConfig::default(),
-            resync_period: Duration::ZERO,
-            should_resync: None,
-            expected: None,
-            filter: None,
-            on_error: None,
-        }
     }
 }
 
