@@ -8,13 +8,12 @@ mod message;
 mod position;
 
 use std::{
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http_body::{Body, Frame as BodyFrame};
+use http_body::Frame as BodyFrame;
 use prost::Message;
 use tonic::Status;
 
@@ -412,18 +411,7 @@ impl BoundedBody for ListBody {
     }
 }
 
-impl Body for ListBody {
-    type Data = Chunk;
-    type Error = Status;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
-        self.get_mut().poll_any(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.stage == Stage::Over
-    }
-}
+http_body!(ListBody, body => body.stage == Stage::Over);
 
 debug_fields!(ListBody { selection, position, stage });
 

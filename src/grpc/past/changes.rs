@@ -2,12 +2,11 @@
 
 use std::{
     collections::VecDeque,
-    pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use bytes::BytesMut;
-use http_body::{Body, Frame as BodyFrame};
+use http_body::Frame as BodyFrame;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 use tonic::Status;
 
@@ -313,17 +312,6 @@ impl BoundedBody for ChangesBody {
     }
 }
 
-impl Body for ChangesBody {
-    type Data = Chunk;
-    type Error = Status;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
-        self.get_mut().poll_any(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.stage == Stage::Over
-    }
-}
+http_body!(ChangesBody, body => body.stage == Stage::Over);
 
 debug_fields!(ChangesBody { selection, stage });
