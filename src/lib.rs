@@ -52,15 +52,15 @@
 /// Implements `Debug` for a struct, with some of its fields: `debug_fields!(Name { field })`; or with expressions of it:
 /// `debug_fields!([K: Key] Name<K>, this => { len: this.entries.len() })`.
 macro_rules! debug_fields {
-    ($([$($bounds:tt)*])? $name:ident $(<$($parameter:ident),+>)? { $($field:ident),* $(,)? }) => {
-        debug_fields!($([$($bounds)*])? $name $(<$($parameter),+>)?, this => { $($field: this.$field),* });
+    ($([$($bound:tt)*])? $name:ident $(<$($of:ident),+>)? { $($field:ident),* $(,)? }) => {
+        debug_fields!($([$($bound)*])? $name $(<$($of),+>)?, this => { $($field: this.$field),* });
     };
-    ($([$($bounds:tt)*])? $name:ident $(<$($parameter:ident),+>)?, $this:ident => { $($field:ident: $value:expr),* $(,)? }) => {
-        impl $(<$($bounds)*>)? ::std::fmt::Debug for $name $(<$($parameter),+>)? {
+    ($([$($bound:tt)*])? $name:ident $(<$($of:ident),+>)?, $this:ident => { $($field:ident: $e:expr),* $(,)? }) => {
+        impl $(<$($bound)*>)? ::std::fmt::Debug for $name $(<$($of),+>)? {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 #[allow(unused_variables, reason = "nothing may be listed")]
                 let $this = self;
-                f.debug_struct(stringify!($name))$(.field(stringify!($field), &$value))*.finish_non_exhaustive()
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &$e))*.finish_non_exhaustive()
             }
         }
     };
