@@ -27,7 +27,6 @@ mod comparison;
 mod connector;
 mod descriptors;
 mod error;
-mod kubernetes;
 mod listener;
 mod paths;
 mod reload;
@@ -38,7 +37,7 @@ mod upstream;
 mod verifier;
 mod writer;
 
-use std::{collections::BTreeSet, fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use serde_json::{Map, Value};
@@ -49,7 +48,6 @@ use self::{
     builder::Wrap,
     connector::Connector,
     error::named,
-    kubernetes::KubernetesServer,
     listener::{GrpcListener, bind_tcp, tls},
     reload::{ConfigSource, Loaded},
     resources::{Exchanged, Resources},
@@ -68,6 +66,8 @@ pub(crate) use self::{
     descriptors::MAX_CONNECTIONS,
 };
 pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
+#[cfg(feature = "kubernetes-api")]
+use crate::rest::RestService;
 use crate::{
     admin::Admin,
     audit::AuditLog,
@@ -161,7 +161,11 @@ impl App {
         };
 
         let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let start = || BulkThreads::start((processors / 2).max(1)).map_err(|error| AppError::BulkThreads { error });
+        let bulk_failed = |error: std::io::Error| {
+            let advice = "raise the limit on threads";
+            AppError::new(format_args!("cannot start the threads that evaluate selections: {error}; {advice}"))
+        };
+        let start = || BulkThreads::start((processors / 2).max(1)).map_err(bulk_failed);
         // A whole object may be encoded in one piece, which pieces of the event path must not wait for.
         let (threads, encoding_threads) = (Arc::new(start()?), Arc::new(start()?));
         let (lifecycle, mut tasks) = (Lifecycle::default(), JoinSet::new());
@@ -182,8 +186,7 @@ impl App {
         if let Some(authorizer) = &authorizer {
             tasks.spawn(named("authorization", authorizer.clone().reload()));
         }
-        let open_audit =
-            |path: &Path| AuditLog::open(path).map_err(|error| AppError::Audit { path: path.to_owned(), error });
+        let open_audit = |path: &Path| AuditLog::open(path).map_err(|error| AppError::audit(path, &error));
         let audit = config.audit.file.as_deref().map(open_audit).transpose()?;
         let service = Service::new(
             resources.observed().load().iter().map(|observed| observed.resource.clone()),
@@ -267,7 +270,7 @@ impl App {
     /// # Errors
     ///
     /// If a task ends that should not.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), AppError> {
+    pub async fn run(mut self, shutdown: impl Future<Output = ()>) -> Result<(), AppError> {
         tracing::info!(address = %self.grpc_address(), "grpc listening");
         if let Some(address) = self.kubernetes_address() {
             tracing::info!(%address, "kubernetes listening");
@@ -275,53 +278,41 @@ impl App {
         if let Some(address) = self.admin_address() {
             tracing::info!(%address, "admin listening");
         }
-        let Self {
-            mut config,
-            service,
-            lifecycle,
-            mut tasks,
-            mut resources,
-            mut source,
-            snapshot_writer,
-            grpc,
-            admin,
-            kubernetes,
-            connections,
-            audit,
-            tls,
-            layers,
-        } = self;
-
         let (reporter, health) = tonic_health::server::health_reporter();
-        set_health(&reporter, &service, ServingStatus::NotServing).await;
+        set_health(&reporter, &self.service, ServingStatus::NotServing).await;
         let services = GeneratedServices::default()
             .with(health)
             .with(reflection().build_v1().map_err(|error| AppError::reflection(&error))?)
             .with(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?);
-        let routes = Routes::beside(service.clone(), services);
-        let routes = layers.into_iter().rfold(routes, |routes, wrap| wrap(routes));
-        let bounds = bounds_of(&config, &service, connections);
+        let routes = Routes::beside(self.service.clone(), services);
+        let routes = self.layers.into_iter().rfold(routes, |routes, wrap| wrap(routes));
+        let bounds = bounds_of(&self.config, &self.service, self.connections);
         // The socket file is removed when this function returns.
-        let (listener, _socket) = grpc.with_tls(tls.as_ref());
-        if let Some(tls) = &tls {
-            tasks.spawn(named("certificates", Arc::clone(tls).reload()));
+        let (listener, _socket) = self.grpc.with_tls(self.tls.as_ref());
+        if let Some(tls) = &self.tls {
+            self.tasks.spawn(named("certificates", Arc::clone(tls).reload()));
         }
         let mut server = JoinSet::new();
-        let _kubernetes_socket = kubernetes.and_then(|kubernetes| {
-            let api = KubernetesServer { service: service.clone(), config: &config, bounds: bounds.clone() };
-            api.start(kubernetes.with_tls(tls.as_ref()), &lifecycle, &mut server)
+        #[cfg(feature = "kubernetes-api")]
+        let _kubernetes_socket = self.kubernetes.and_then(|kubernetes| {
+            let (listener, socket) = kubernetes.with_tls(self.tls.as_ref());
+            let rest = RestService::new(self.service.clone(), self.config.kubernetes.warns);
+            let serving = Server::new(rest, RestService::is_watch, bounds.clone()).with_http1();
+            server.spawn(named("kubernetes server", serving.serve(listener, self.lifecycle.draining.clone())));
+            socket
         });
-        let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, lifecycle.draining.clone());
+        let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, self.lifecycle.draining.clone());
         server.spawn(named("grpc server", serving));
         let mut keeping = JoinSet::new();
-        if let Some(snapshot_writer) = snapshot_writer {
-            keeping.spawn(snapshot_writer.run(lifecycle.draining.clone()));
+        if let Some(snapshot_writer) = self.snapshot_writer {
+            keeping.spawn(snapshot_writer.run(self.lifecycle.draining.clone()));
         }
-        tasks.spawn(named("grpc service", service.clone().run()));
-        tasks.spawn(named("health", report_health(service.clone(), reporter.clone(), resources.changes())));
-        if let Some((listener, admin)) = admin {
+        self.tasks.spawn(named("grpc service", self.service.clone().run()));
+        self.tasks
+            .spawn(named("health", report_health(self.service.clone(), reporter.clone(), self.resources.changes())));
+        if let Some((listener, admin)) = self.admin {
             // The admin server runs until the very end, for probes and the last metrics.
-            tasks.spawn(named("admin server", admin.serve(listener)));
+            self.tasks.spawn(named("admin server", admin.serve(listener)));
         }
 
         tokio::pin!(shutdown);
@@ -329,25 +320,25 @@ impl App {
             let loaded = tokio::select! {
                 () = &mut shutdown => break,
                 // Cancel-safe: `join_next` and `failed` lose nothing when another arm wins.
-                Some(ended) = tasks.join_next() => return Err(AppError::ended(ended)),
+                Some(ended) = self.tasks.join_next() => return Err(AppError::ended(ended)),
                 Some(ended) = server.join_next() => return Err(AppError::ended(ended)),
-                error = resources.failed() => return Err(error),
-                loaded = next_config(&mut source, &config) => loaded,
+                error = self.resources.failed() => return Err(error),
+                loaded = next_config(&mut self.source, &self.config) => loaded,
             };
             let outcome = match loaded {
-                Ok(loaded) => reload(loaded, &mut config, &mut resources, &service).await,
+                Ok(loaded) => reload(loaded, &mut self.config, &mut self.resources, &self.service).await,
                 Err(problem) => Err(problem),
             };
-            if let Some(source) = &mut source {
-                service.set_config_error(source.record(outcome));
+            if let Some(source) = &mut self.source {
+                self.service.set_config_error(source.record(outcome));
             }
         }
         tracing::info!("shutting down");
-        lifecycle.unready.cancel();
-        set_health(&reporter, &service, ServingStatus::NotServing).await;
-        let _demand = catch_up::demand(&service);
-        tokio::join!(tokio::time::sleep(config.drain.delay), catch_up::catch_up(&service));
-        lifecycle.draining.cancel();
+        self.lifecycle.unready.cancel();
+        set_health(&reporter, &self.service, ServingStatus::NotServing).await;
+        let _demand = catch_up::demand(&self.service);
+        tokio::join!(tokio::time::sleep(self.config.drain.delay), catch_up::catch_up(&self.service));
+        self.lifecycle.draining.cancel();
         let reserved = async {
             if tokio::time::timeout(FINAL_WRITE_TIMEOUT, keeping.join_next()).await.is_err() {
                 tracing::warn!("last snapshots not written within {FINAL_WRITE_TIMEOUT:?}");
@@ -357,10 +348,10 @@ impl App {
         tokio::join!(ended, reserved);
         // Aborts all tasks at once: one that saw others end would report a failure of its upstream. The bound is for the wait
         // only.
-        let aborted = async { tokio::join!(tasks.shutdown(), resources.shutdown()) };
+        let aborted = async { tokio::join!(self.tasks.shutdown(), self.resources.shutdown()) };
         drop(tokio::time::timeout(ABORT_TIMEOUT, aborted).await);
-        if let Some(audit) = audit {
-            service.finish_audit();
+        if let Some(audit) = self.audit {
+            self.service.finish_audit();
             drop(tokio::task::spawn_blocking(move || audit.flush(ABORT_TIMEOUT)).await);
         }
         tracing::info!("shut down");
@@ -380,11 +371,7 @@ impl AppBuilder {
     }
 }
 
-impl fmt::Debug for App {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("App").field("config", &self.config).finish_non_exhaustive()
-    }
-}
+debug_fields!(App { config });
 
 /// Checks that the files and directories of a configuration can be read now, without a connection. Returns what its author may not
 /// have meant, in one line each.

@@ -24,6 +24,28 @@
 //!
 //! Not in this module: listening, connections and TLS (`app` and `transport`), and the sources of objects.
 
+/// Implements `http_body::Body` for a bounded body, with the condition of its end: `http_body!(GetBody, body => body.is_over)`.
+macro_rules! http_body {
+    ($name:ident, $body:ident => $is_over:expr) => {
+        impl ::http_body::Body for $name {
+            type Data = $crate::transport::Chunk;
+            type Error = ::tonic::Status;
+
+            fn poll_frame(
+                self: ::std::pin::Pin<&mut Self>,
+                cx: &mut ::std::task::Context<'_>,
+            ) -> ::std::task::Poll<Option<Result<::http_body::Frame<Self::Data>, Self::Error>>> {
+                self.get_mut().poll_any(cx)
+            }
+
+            fn is_end_stream(&self) -> bool {
+                let $body = self;
+                $is_over
+            }
+        }
+    };
+}
+
 mod access;
 mod audited_call;
 mod authenticate;

@@ -49,6 +49,23 @@
 //! Rules everywhere: one writer per resource, in the server on its own thread; a watch joins without a gap or an overlap; the
 //! server reports in band every event that it does not send; everything is bounded.
 
+/// Implements `Debug` for a struct, with some of its fields: `debug_fields!(Name { field })`; or with expressions of it:
+/// `debug_fields!([K: Key] Name<K>, this => { len: this.entries.len() })`.
+macro_rules! debug_fields {
+    ($([$($bound:tt)*])? $name:ident $(<$($of:ident),+>)? { $($field:ident),* $(,)? }) => {
+        debug_fields!($([$($bound)*])? $name $(<$($of),+>)?, this => { $($field: this.$field),* });
+    };
+    ($([$($bound:tt)*])? $name:ident $(<$($of:ident),+>)?, $this:ident => { $($field:ident: $e:expr),* $(,)? }) => {
+        impl $(<$($bound)*>)? ::std::fmt::Debug for $name $(<$($of),+>)? {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                #[allow(unused_variables, reason = "nothing may be listed")]
+                let $this = self;
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &$e))*.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod admin;

@@ -22,7 +22,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
@@ -100,14 +100,7 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 // === impl MirrorConfig ===
 
-impl fmt::Debug for MirrorConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MirrorConfig")
-            .field("query", &self.query)
-            .field("directory", &self.directory)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(MirrorConfig { query, directory });
 
 // === impl Mirror ===
 
@@ -169,11 +162,7 @@ impl Mirror {
     }
 }
 
-impl fmt::Debug for Mirror {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mirror").field("config", &self.config).finish_non_exhaustive()
-    }
-}
+debug_fields!(Mirror { config });
 
 // === impl MirrorState ===
 

@@ -31,10 +31,16 @@ mod version;
 #[cfg(test)]
 pub(crate) mod work;
 
+pub(crate) use self::{
+    object::{JSON, json_problem},
+    random::random_id,
+};
 pub use api_kind::{ApiKind, ColumnType, PrinterColumn};
 #[cfg(any(feature = "kube", feature = "server"))]
 pub(crate) use envelope::Envelope;
 pub use envelope::JsonText;
+#[cfg(feature = "kubernetes-api")]
+pub(crate) use envelope::Pairs;
 pub use event::{AppliedVersion, Batch, Cause, Change, Event, EventType, HistoryPosition};
 #[cfg(all(test, feature = "cel"))]
 pub(crate) use expression::parsed;
@@ -47,15 +53,13 @@ pub use named_views::{NamedViews, NamedViewsError};
 pub use namespaces::Namespaces;
 #[cfg(feature = "server")]
 pub(crate) use object::ParsedBody;
-#[cfg(feature = "client")]
-pub(crate) use object::max_body_bytes;
 pub use object::{FieldError, Labels, MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
-pub(crate) use object::{JSON, json_problem};
 pub use path::{FieldCut, FieldCutError, Path, View, ViewError};
-pub(crate) use random::random_id;
 pub use selection::{Part, Selection, Term, Transition};
 pub use selector::{FieldSelector, LabelSelector};
 pub use shard::{Shard, ShardError, ShardKey, ShardRange};
+#[cfg(any(feature = "client", feature = "kube"))]
+pub(crate) use syntax::escaped;
 pub use syntax::{SyntaxError, excerpt};
 pub use term_result::TermResult;
 pub use version::{Lineage, ResourceVersion, VersionError};

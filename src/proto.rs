@@ -9,7 +9,7 @@ use crate::{
     cache::SyncState,
     model::{
         Cause, Evaluations, EventType, JSON, Namespaces, Object, ObjectKey, ObjectParts, Path, ResourceVersion, Shard,
-        ShardError, ShardKey, ShardRange, View, max_body_bytes,
+        ShardError, ShardKey, ShardRange, View,
     },
     watch::FullChannelPolicy,
 };
@@ -218,7 +218,7 @@ pub fn in_format(object: pb::Object, format: &ObjectFormat) -> pb::Object {
     };
     let labels = object.labels.iter().map(|(key, value)| key.len() + value.len());
     let texts = object.uid.len() + object.api_version.len() + object.kind.len();
-    let max_bytes = max_body_bytes(object.namespace.len() + object.name.len(), texts, labels);
+    let max_bytes = Object::max_body_bytes_of(object.namespace.len() + object.name.len(), texts, labels);
     let body = match object.body {
         _ if format.payload == PayloadFormat::Metadata => None,
         Some(pb::object::Body::Raw(bytes)) => viewed(bytes).map(|bytes| {

@@ -44,7 +44,7 @@ pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Auth
                 "resources.{name}.source.informerd.forward_identity: needs to know the callers; add `authentication` with an \
                  authenticator, or remove the key"
             );
-            Err(AppError::Authorization { problem })
+            Err(AppError::of("authorization", problem))
         });
     }
     let authorizer = match &config.authorization.authority {
@@ -52,12 +52,12 @@ pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Auth
         Some(AuthorityConfig::Rules(rules)) => Authorizer::of_rules(rules.clone()),
         Some(AuthorityConfig::RulesFile(path)) => {
             let loaded = Authorizer::of_file(path, config::parse_rules);
-            loaded.map_err(|error| AppError::Authorization { problem: error.to_string() })?
+            loaded.map_err(|error| AppError::of("authorization", error))?
         }
         Some(AuthorityConfig::SubjectAccessReview(review)) => {
             let SubjectAccessReviewConfig { ttl, kubeconfig } = review.clone();
             let cluster = KubeCluster { kubeconfig, context: None };
-            KubeReviewer::check(&cluster).map_err(|problem| AppError::Authorization { problem })?;
+            KubeReviewer::check(&cluster).map_err(|problem| AppError::of("authorization", problem))?;
             let config = ReviewConfig { resources: kinds(config), ttl, peer_share: config.limits.peer_share };
             Authorizer::of_reviews(Arc::new(KubeReviewer::new(&cluster, clients)), config)
         }

@@ -1,6 +1,6 @@
 //! Builder of a server that a program embeds: sources of its own, and layers around every call.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use http::Response;
 use tower::{BoxError, Layer, Service};
@@ -74,7 +74,7 @@ impl AppBuilder {
                 self.own.insert(name.to_owned(), OwnSource::new(source));
             }
             Err(problem) => {
-                self.error.get_or_insert(AppError::Name { resource: name.to_owned(), problem });
+                self.error.get_or_insert(AppError::of_resource(name, problem));
             }
         }
         self
@@ -102,17 +102,12 @@ impl AppBuilder {
         let Self { config, own, error, .. } = self;
         let lacks_source =
             |resource: &&ResourceConfig| resource.source == SourceConfig::Own && !own.contains_key(&resource.name);
-        let missing = config.resources.values().find(lacks_source).map(|resource| AppError::Name {
-            resource: resource.name.clone(),
-            problem: "it has no source; pass one to AppBuilder::serve".to_owned(),
-        });
+        let missing =
+            config.resources.values().find(lacks_source).map(|resource| {
+                AppError::of_resource(&resource.name, "it has no source; pass one to AppBuilder::serve")
+            });
         error.take().or(missing).map_or(Ok(()), Err)
     }
 }
 
-impl fmt::Debug for AppBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { config, layers, .. } = self;
-        f.debug_struct("AppBuilder").field("config", config).field("layers", &layers.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(AppBuilder, this => { config: this.config, layers: this.layers.len() });

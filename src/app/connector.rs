@@ -1,6 +1,6 @@
 //! Connection of a resource: its source, Reflector, queue and informer, and the snapshot file that they begin with.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -72,7 +72,7 @@ impl Connector {
         let mut verified = resources.values().filter(|resource| resource.options.verify_interval.is_some());
         if let (None, Some(resource)) = (&self.verify, verified.next()) {
             let started = VerifyThread::start();
-            let thread = started.map_err(|error| AppError::Thread { resource: resource.name.clone(), error })?;
+            let thread = started.map_err(|error| AppError::thread(&resource.name, &error))?;
             self.verify = Some(thread);
         }
         Ok(())
@@ -221,8 +221,4 @@ impl OwnSource {
     }
 }
 
-impl fmt::Debug for OwnSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnSource").finish_non_exhaustive()
-    }
-}
+debug_fields!(OwnSource {});

@@ -33,7 +33,7 @@ impl GrpcListener {
             ListenAddr::Unix(path) => {
                 remove_stale_socket(path).await;
                 let listener = UnixListener::bind(path);
-                let listener = listener.map_err(|error| AppError::listen("gRPC", address.to_string(), error))?;
+                let listener = listener.map_err(|error| AppError::listen("gRPC", address, &error))?;
                 tracing::info!("unix socket: clients may have to set the authority, for example to localhost");
                 Ok(Self::Unix(listener, UnixSocket(path.clone())))
             }
@@ -77,7 +77,7 @@ impl Drop for UnixSocket {
 }
 
 pub(super) async fn bind_tcp(what: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
-    TcpListener::bind(address).await.map_err(|error| AppError::listen(what, address.to_string(), error))
+    TcpListener::bind(address).await.map_err(|error| AppError::listen(what, address, &error))
 }
 
 /// Loads the files of TLS, if it is configured. A client needs no certificate if it may send a token.
@@ -87,7 +87,9 @@ pub(super) fn tls(config: &Config) -> Result<Option<Tls>, AppError> {
         |authentication: &AuthenticationConfig| authentication.accepts_certificates && authentication.accepts_tokens();
     let is_certificate_optional = config.authentication.as_ref().is_some_and(has_alternative);
     let names = config.certificates;
-    Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional, names }).map(Some).map_err(AppError::Tls)
+    Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional, names })
+        .map(Some)
+        .map_err(|error| AppError::of("tls", error))
 }
 
 /// Removes the socket file of a server that was killed: no process accepts there.

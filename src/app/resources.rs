@@ -1,6 +1,6 @@
 //! Resources of the server, each with its thread and its tasks, and their exchange at a reload.
 
-use std::{collections::BTreeMap, fmt, future::pending, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tokio::{
@@ -117,8 +117,7 @@ impl Resources {
         let resources = &config.resources;
         let is_own = |running: &Running| running.config.source == SourceConfig::Own;
         if let Some(name) = resources.keys().find(|name| self.running.get(*name).is_some_and(is_own)) {
-            let problem = "the program serves a resource of this name; choose another".to_owned();
-            return Err(AppError::Name { resource: name.clone(), problem });
+            return Err(AppError::of_resource(name, "the program serves a resource of this name; choose another"));
         }
         let is_new = |resource: &&ResourceConfig| {
             self.running.get(&resource.name).is_none_or(|running| running.config != **resource)
@@ -198,14 +197,10 @@ impl Resources {
     }
 }
 
-impl fmt::Debug for Resources {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resources").field("running", &self.running.keys()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Resources, this => { running: this.running.keys() });
 
 fn thread(resource: &str) -> Result<RuntimeThread, AppError> {
-    RuntimeThread::start("writer", || ()).map_err(|error| AppError::Thread { resource: resource.to_owned(), error })
+    RuntimeThread::start("writer", || ()).map_err(|error| AppError::thread(resource, &error))
 }
 
 /// Waits until the tasks of a resource have ended, and drops their thread then; returns the name of the resource.

@@ -18,25 +18,19 @@ use crate::{
 
 /// Checks that the source of a resource can be read now.
 pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
-    let resource = || config.name.clone();
     // The configuration may be the program's own, not loaded from a file.
-    config.check_secrets().map_err(|error| AppError::Secrets { error })?;
-    config.check_kubernetes().map_err(|error| AppError::Secrets { error })?;
-    let upstream = |problem| AppError::Upstream { resource: resource(), problem };
-    match &configured(config) {
-        SourceConfig::Own => Ok(()),
-        SourceConfig::Files(files) => {
-            FilesSource::check(&files.path).map_err(|error| AppError::Directory { resource: resource(), error })
-        }
-        SourceConfig::Stream(stream) => {
-            StreamSource::check(&stream.path).map_err(|error| AppError::Stream { resource: resource(), error })
-        }
-        SourceConfig::Etcd(etcd) => EtcdSource::check(etcd).map_err(upstream),
-        SourceConfig::Kube(kube) => {
-            KubeSource::check(kube).map_err(|problem| AppError::Kube { resource: resource(), problem })
-        }
-        SourceConfig::Informerd(relay) => RelaySource::check(relay).map_err(upstream),
-    }
+    config.check_secrets().map_err(AppError::new)?;
+    config.check_kubernetes().map_err(AppError::new)?;
+    let advice = "correct the path, or give the user of informerd permission to read it";
+    let problem = match &configured(config) {
+        SourceConfig::Own => None,
+        SourceConfig::Files(files) => FilesSource::check(&files.path).err().map(|error| error.to_string()),
+        SourceConfig::Stream(stream) => StreamSource::check(&stream.path).err().map(|error| error.to_string()),
+        SourceConfig::Etcd(etcd) => EtcdSource::check(etcd).err().map(|problem| format!("{problem}; {advice}")),
+        SourceConfig::Kube(kube) => KubeSource::check(kube).err(),
+        SourceConfig::Informerd(relay) => RelaySource::check(relay).err().map(|problem| format!("{problem}; {advice}")),
+    };
+    problem.map_or(Ok(()), |problem| Err(AppError::of_resource(&config.name, problem)))
 }
 
 /// Returns the filter that removes fields from objects; `None` if there are none to remove, or the source removes them itself.

@@ -76,8 +76,7 @@ impl Upstream {
             }
             SourceConfig::Own => Err("its source is in the program that serves it".to_owned()),
         };
-        let problem = |problem| AppError::Name { resource: resource.name.clone(), problem };
-        let mut list = listed.map_err(problem)?;
+        let mut list = listed.map_err(|problem| AppError::of_resource(&resource.name, problem))?;
         if let Some(filter) = filter(resource) {
             list.objects = list.objects.into_iter().filter_map(|object| filter(object)).collect();
         }
@@ -110,8 +109,7 @@ pub async fn unreachable(config: &Config, limit: Duration) -> BTreeMap<String, A
         let upstream = Upstream::with_clients(resource, clients.clone());
         let probed = timeout(limit, upstream.probe()).await;
         let problem = probed.unwrap_or_else(|_| Err(format!("no response within {limit:?}"))).err()?;
-        let name = resource.name.clone();
-        Some((name.clone(), AppError::Name { resource: name, problem }))
+        Some((resource.name.clone(), AppError::of_resource(&resource.name, problem)))
     });
     join_all(probes).await.into_iter().flatten().collect()
 }

@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::Arc,
     time::Duration,
 };
@@ -169,11 +168,7 @@ impl AccessReviews {
     }
 }
 
-impl fmt::Debug for AccessReviews {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AccessReviews").field("config", &self.config).finish_non_exhaustive()
-    }
-}
+debug_fields!(AccessReviews { config });
 
 /// Returns the namespace of a service account.
 fn own_namespace(identity: &Identity) -> Option<&str> {

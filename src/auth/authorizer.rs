@@ -1,6 +1,6 @@
 //! Decisions about calls.
 
-use std::{collections::BTreeMap, fmt, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use prometheus_client::registry::Registry;
@@ -208,11 +208,7 @@ impl Authorizer {
     }
 }
 
-impl fmt::Debug for Authorizer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authorizer").field("authority", &self.shared.authority).finish_non_exhaustive()
-    }
-}
+debug_fields!(Authorizer, this => { authority: this.shared.authority });
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,6 @@ use futures_util::{
 };
 use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
@@ -34,12 +33,7 @@ pub(super) struct Decisions<A, D> {
 
 /// Reviews of accesses, by result; clones share the counters.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ReviewMetrics(Family<ResultLabels, Counter>);
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
-}
+pub(super) struct ReviewMetrics(Family<[(&'static str, &'static str); 1], Counter>);
 
 /// Bytes of a value besides those of its type.
 pub(super) trait HeapBytes {
@@ -166,7 +160,7 @@ where
                     ("failed", Err(ReviewError(problem)))
                 }
             };
-            this.metrics.0.get_or_create(&ResultLabels { result }).inc();
+            this.metrics.0.get_or_create(&[("result", result)]).inc();
             let mut known = this.known.lock();
             match &decision {
                 Ok(decision) => {

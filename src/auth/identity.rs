@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
 
+use serde::Deserialize;
+
 use crate::turns::Party;
 
 /// Authenticated caller: a user, and everything that rights may depend on. Clones share it.
@@ -9,9 +11,11 @@ use crate::turns::Party;
 pub struct Identity(Arc<IdentityDetails>);
 
 /// Parts of an [`Identity`]: those of Kubernetes' `UserInfo`, and the time at which the credentials expire.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default)]
 pub struct IdentityDetails {
     /// Name of the user; not empty.
+    #[serde(rename = "username")]
     pub user: String,
     /// Groups of the user; an [`Identity`] has them in order, each once.
     pub groups: Vec<String>,
@@ -20,6 +24,7 @@ pub struct IdentityDetails {
     /// Other attributes, for example the pod that a service account's token is bound to.
     pub extra: BTreeMap<String, Vec<String>>,
     /// Time at which the credentials expire, if they do.
+    #[serde(skip)]
     pub expires: Option<SystemTime>,
 }
 

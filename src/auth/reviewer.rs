@@ -3,6 +3,7 @@
 use std::fmt;
 
 use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
 
 use super::{
     Identity, IdentityDetails, Token,
@@ -38,9 +39,11 @@ pub trait CallReviewer: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Answer to the review of a token: the status of a `TokenReview`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct TokenReviewed {
     /// True if the token belongs to a user.
+    #[serde(rename = "authenticated")]
     pub is_authenticated: bool,
     /// User, with its groups, uid and extra; of no meaning if the token is not authenticated.
     pub user: IdentityDetails,
@@ -50,7 +53,7 @@ pub struct TokenReviewed {
 
 /// Access that is reviewed: the `resourceAttributes` of a `SubjectAccessReview`. Empty texts are those of Kubernetes: all
 /// namespaces, no subresource, any name.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct ReviewAttributes {
     /// Verb, such as `list`.
     pub verb: String,

@@ -5,7 +5,6 @@
 //! strangers, and a peer that sends one bad token after another comes last.
 
 use std::{
-    fmt,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -16,7 +15,6 @@ use futures_util::{
 };
 use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
@@ -84,13 +82,8 @@ enum Other {
 
 #[derive(Debug, Default)]
 struct Metrics {
-    reviews: Family<ResultLabels, Counter>,
+    reviews: Family<[(&'static str, &'static str); 1], Counter>,
     hits: Counter,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
 }
 
 type Hash = [u8; SHA256_OUTPUT_LEN];
@@ -212,11 +205,7 @@ impl TokenReviews {
     }
 }
 
-impl fmt::Debug for TokenReviews {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TokenReviews").field("audiences", &self.audiences).finish_non_exhaustive()
-    }
-}
+debug_fields!(TokenReviews { audiences });
 
 /// Reads the answer to a review. An authority that does not know about audiences returns none, and has not checked them.
 fn user(
@@ -272,7 +261,7 @@ impl Answers {
     /// Returns the answer to a review that was not requested, because too many wait.
     fn reject(&self, hash: Hash, full: Full) -> Answer {
         self.kept.lock().others.remove(&hash);
-        self.metrics.reviews.get_or_create(&ResultLabels { result: "rejected" }).inc();
+        self.metrics.reviews.get_or_create(&[("result", "rejected")]).inc();
         Err(AuthenticationError::Unavailable { problem: full.to_string() })
     }
 
@@ -306,7 +295,7 @@ impl Answers {
                 ("failed", Err(AuthenticationError::Unavailable { problem }))
             }
         };
-        self.metrics.reviews.get_or_create(&ResultLabels { result }).inc();
+        self.metrics.reviews.get_or_create(&[("result", result)]).inc();
         answer
     }
 }

@@ -68,15 +68,7 @@ impl ChangesAhead {
         if self.versions.is_empty() {
             return event;
         }
-        let key = match &event {
-            Event::Added(object)
-            | Event::Modified(object)
-            | Event::Deleted(object)
-            | Event::NotServed(object)
-            | Event::Removed(object, _) => object.key(),
-            Event::Bookmark(_) => return event,
-        };
-        match self.versions.get(key) {
+        match event.object().and_then(|object| self.versions.get(object.key())) {
             Some(applied) if event.version() < applied => Event::Bookmark(event.version().clone()),
             _ => event,
         }

@@ -8,13 +8,7 @@
 
 mod reconciler;
 
-use std::{
-    collections::BTreeMap,
-    fmt::{self, Display},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt::Display, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
@@ -149,16 +143,7 @@ impl<S, Q, P> ControllerConfig<S, Q, P> {
     }
 }
 
-impl<S, Q, P> fmt::Debug for ControllerConfig<S, Q, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ControllerConfig")
-            .field("name", &self.name)
-            .field("expected", &self.expected)
-            .field("full_resync_period", &self.full_resync_period)
-            .field("retry_on_error", &self.retry_on_error)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!([S, Q, P] ControllerConfig<S, Q, P> { name, expected, full_resync_period, retry_on_error });
 
 // === impl Controller ===
 
@@ -236,11 +221,7 @@ where
     }
 }
 
-impl<S, Q: Queue<Object = Arc<Object>>, P> fmt::Debug for Controller<S, Q, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Controller").field("reflector", &self.reflector).finish_non_exhaustive()
-    }
-}
+debug_fields!([S, Q: Queue<Object = Arc<Object>>, P] Controller<S, Q, P> { reflector });
 
 // === impl Processor ===
 

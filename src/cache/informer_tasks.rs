@@ -134,14 +134,7 @@ impl<S: ListerWatcher, F: Frame> InformerTasks<S, F> {
     }
 }
 
-impl<S: fmt::Debug, F: Frame> fmt::Debug for InformerTasks<S, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InformerTasks")
-            .field("name", &self.name)
-            .field("reflector", &self.reflector)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!([S: fmt::Debug, F: Frame] InformerTasks<S, F> { name, reflector });
 
 // === impl CloseOnDrop ===
 

@@ -49,12 +49,13 @@ pub(super) struct UnreadableObjects<'a> {
 }
 
 /// Difference between a list and the held state, at known versions, that proves a rewritten history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RewriteEvidence {
     /// Object at another version than the held one. The Kubernetes API can change the result of a field selector without a
     /// change of the object.
     Held,
     /// The same, or an object that is not held.
+    #[default]
     Listed,
     /// The same, or other bytes at the same version: for upstreams that store bytes. The Kubernetes API encodes stored objects
     /// anew, by its own version and its conversions; a relay does not know the kind of its origin.

@@ -97,9 +97,10 @@ pub trait WarmStart: Send + Sync {
 pub type Watch = Pin<Box<dyn Stream<Item = Result<Delta, SourceError>> + Send>>;
 
 /// Freshness of a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ListVersion {
     /// Any cached state, perhaps an old one: `resourceVersion=0`.
+    #[default]
     Any,
     /// State at this version or a later one.
     NotOlderThan(ResourceVersion),

@@ -11,7 +11,6 @@ mod store;
 mod transformer;
 
 use std::{
-    fmt,
     future::poll_fn,
     panic::Location,
     pin::pin,
@@ -417,16 +416,7 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
     }
 }
 
-impl<S, Q: ReflectorStore> fmt::Debug for Reflector<S, Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, state, stats, .. } = self;
-        f.debug_struct("Reflector")
-            .field("name", name)
-            .field("state", state)
-            .field("stats", stats)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!([S, Q: ReflectorStore] Reflector<S, Q> { name, state, stats });
 
 // === impl ReflectorStats ===
 

@@ -11,7 +11,7 @@ mod handler_task;
 mod reads;
 mod set;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime, time};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -361,11 +361,7 @@ impl<T: Decode> Drop for SharedInformer<T> {
     }
 }
 
-impl<T: Decode> fmt::Debug for SharedInformer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedInformer").field("handle", &self.handle).finish_non_exhaustive()
-    }
-}
+debug_fields!([T: Decode] SharedInformer<T> { handle });
 
 #[cfg(test)]
 mod tests;

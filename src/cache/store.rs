@@ -133,11 +133,7 @@ impl<T, K> Clone for KeyFunc<T, K> {
     }
 }
 
-impl<T, K> fmt::Debug for KeyFunc<T, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyFunc").finish_non_exhaustive()
-    }
-}
+debug_fields!([T, K] KeyFunc<T, K> {});
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ use clap_complete::{
 };
 
 use self::candidates::Words;
-use super::{failure::Failure, print::stdout};
+use super::{failure::Failure, print::write_all};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -66,9 +66,7 @@ pub(super) fn run(flags: &CompletionFlags) -> Result<(), Failure> {
     if flags.shell == Shell::Zsh {
         script.extend_from_slice(ZSH_AUTOLOADED.as_bytes());
     }
-    let mut out = stdout();
-    out.write_all(&script)?;
-    Ok(out.flush()?)
+    Ok(write_all(&script)?)
 }
 
 /// Writes candidates if a script requests them, and returns true then. What fails is silent: a user is typing.

@@ -1,14 +1,12 @@
 //! `informerd config`: the configuration in use, and its schema.
 
-use std::io::Write;
-
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 
 use super::{
     client_flags::FormatFlags,
     failure::Failure,
-    print::{Output, Record, json::Document, stdout, table::Cell, write_records},
+    print::{Output, Record, json::Document, stdout, table::Cell, write_all, write_records},
     serve_flags::ConfigFlags,
 };
 use crate::config::{Setting, json_schema, settings};
@@ -48,16 +46,14 @@ pub(super) fn run(command: &ConfigCommand) -> Result<(), Failure> {
         ConfigCommand::Schema => {
             let mut text = String::new();
             Output::Json.document(&Document::from_value(&json_schema()), &mut text);
-            let mut out = stdout();
-            out.write_all(text.as_bytes())?;
-            Ok(out.flush()?)
+            Ok(write_all(text.as_bytes())?)
         }
     }
 }
 
 fn print(flags: &PrintFlags) -> Result<(), Failure> {
     let settings = settings(&flags.serve.serve_flags()?)?;
-    let options = flags.format.options();
+    let mut options = flags.format.options();
     if flags.show_origin {
         let records = settings.iter().map(record).collect();
         return Ok(write_records(stdout(), &options, ("settings", &["KEY", "VALUE", "ORIGIN"]), records)?);
@@ -66,16 +62,10 @@ fn print(flags: &PrintFlags) -> Result<(), Failure> {
     for setting in settings {
         insert(&mut file, &setting.path, setting.value);
     }
-    let output = if options.output.is_document() { options.output } else { Output::Yaml };
-    let document = Document::from_value(&file.into());
-    let mut text = String::new();
-    match output {
-        Output::JsonPath => text = options.rendered(&document.value()),
-        output => output.document(&document, &mut text),
+    if !options.output.is_document() {
+        options.output = Output::Yaml;
     }
-    let mut out = stdout();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    Ok(write_all(options.text_of(&Document::from_value(&file.into())).as_bytes())?)
 }
 
 fn record(setting: &Setting) -> Record {

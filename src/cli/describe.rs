@@ -1,6 +1,6 @@
 //! `informerd describe`: everything about a resource, or about one object.
 
-use std::{io::Write, time::SystemTime};
+use std::time::SystemTime;
 
 use clap::Args;
 
@@ -9,7 +9,7 @@ use super::{
     client_flags::{ServerFlags, TimeoutFlags},
     failure::Failure,
     get::Finder,
-    print::{Output, age::age_of, escape, json::Document, stdout},
+    print::{Output, age::age_of, escape, json::Document, write_all},
     waiting,
 };
 use crate::{
@@ -74,9 +74,7 @@ async fn describe(flags: &DescribeFlags) -> Result<(), Failure> {
         };
         of_resource(found, SystemTime::now())
     };
-    let mut out = stdout();
-    out.write_all(lines.as_bytes())?;
-    Ok(out.flush()?)
+    Ok(write_all(lines.as_bytes())?)
 }
 
 /// Returns the facts of a resource, a line for each, those without a value left out.

@@ -107,16 +107,7 @@ pub(super) fn exit_code(code: Code) -> u8 {
         Code::NotFound => NOT_FOUND,
         Code::Unavailable | Code::DeadlineExceeded => UNAVAILABLE,
         Code::PermissionDenied | Code::Unauthenticated => NOT_ALLOWED,
-        Code::Cancelled
-        | Code::Unknown
-        | Code::AlreadyExists
-        | Code::ResourceExhausted
-        | Code::FailedPrecondition
-        | Code::Aborted
-        | Code::OutOfRange
-        | Code::Unimplemented
-        | Code::Internal
-        | Code::DataLoss => FAILED,
+        _ => FAILED,
     }
 }
 

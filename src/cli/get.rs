@@ -1,7 +1,5 @@
 //! `informerd get`: objects by name, in any namespace.
 
-use std::io::Write;
-
 use clap::Args;
 
 use super::{
@@ -9,7 +7,7 @@ use super::{
     client_flags::{ObjectFlags, OrderFlags, ServerFlags, TimeoutFlags},
     failure::{FAILED, Failure, NOT_FOUND},
     list,
-    print::{ObjectPrinter, escape, reference, stdout, write_one},
+    print::{ObjectPrinter, escape, reference, stdout, write_all, write_one},
     waiting,
     watch::{self, FollowFlags},
 };
@@ -164,9 +162,7 @@ fn write_raw(object: &pb::Object) -> Result<(), Failure> {
     let Some(pb::object::Body::Raw(body)) = &object.body else {
         return Err(Failure::new(FAILED, escape(&format!("{} has no body in this view", reference(object)))));
     };
-    let mut out = stdout();
-    out.write_all(body)?;
-    Ok(out.flush()?)
+    Ok(write_all(body)?)
 }
 
 // === impl Target ===

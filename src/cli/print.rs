@@ -41,5 +41,12 @@ pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
     BufWriter::new(io::stdout().lock())
 }
 
+/// Writes a whole output to stdout.
+pub(super) fn write_all(bytes: &[u8]) -> io::Result<()> {
+    let mut out = stdout();
+    out.write_all(bytes)?;
+    out.flush()
+}
+
 #[cfg(test)]
 mod tests;

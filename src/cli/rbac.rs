@@ -3,11 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::{self, Display},
-    io::{self, Write},
     path::PathBuf,
 };
 
-use super::failure::Failure;
+use super::{failure::Failure, print::write_all};
 use crate::{
     config::{AuthorityConfig, Config, ServeFlags, SourceConfig},
     source::kube::{KubeCluster, KubeConfig},
@@ -52,9 +51,7 @@ pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
     if documents.is_empty() {
         return Err(Failure::usage("no resource has a kube source: add one with --kube, or in the file of --config"));
     }
-    let mut out = io::stdout().lock();
-    write!(out, "{}", documents.join("---\n"))?;
-    Ok(out.flush()?)
+    Ok(write_all(documents.join("---\n").as_bytes())?)
 }
 
 fn clusters<'a>(resources: impl Iterator<Item = &'a KubeConfig>) -> BTreeMap<Cluster<'a>, Roles<'a>> {

@@ -1,13 +1,11 @@
 //! `informerd version`.
 
-use std::io::Write;
-
 use clap::Args;
 
 use super::{
     client_flags::FormatFlags,
     failure::Failure,
-    print::{json::Document, stdout},
+    print::{json::Document, write_all},
 };
 
 /// Flags of `informerd version`.
@@ -34,24 +32,15 @@ pub(super) fn run(flags: &VersionFlags) -> Result<(), Failure> {
     let features: Vec<&str> = FEATURES.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect();
     let options = flags.format.options();
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
-    let document = || {
-        Document::from_fields([
+    let text = if options.output.is_document() {
+        options.text_of(&Document::from_fields([
             ("version", VERSION.into()),
             ("commit", COMMIT.into()),
-            ("target", target.as_str().into()),
-            ("features", features.clone().into()),
-        ])
+            ("target", target.into()),
+            ("features", features.into()),
+        ]))
+    } else {
+        format!("informerd {VERSION}\ncommit: {COMMIT}\ntarget: {target}\nfeatures: {}\n", features.join(", "))
     };
-    let text = match options.output {
-        super::print::Output::JsonPath => options.rendered(&document().value()),
-        output if output.is_document() => {
-            let mut text = String::new();
-            output.document(&document(), &mut text);
-            text
-        }
-        _ => format!("informerd {VERSION}\ncommit: {COMMIT}\ntarget: {target}\nfeatures: {}\n", features.join(", ")),
-    };
-    let mut out = stdout();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    Ok(write_all(text.as_bytes())?)
 }

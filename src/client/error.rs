@@ -193,28 +193,14 @@ impl ClientError {
 
     /// Returns true if the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
+        use Code::{Aborted, Cancelled, DeadlineExceeded, Internal, ResourceExhausted, Unavailable, Unknown};
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent { .. } | Self::NotMet { .. } => true,
             Self::Contract { .. } | Self::Request { .. } => false,
-            Self::Refused(status) => match status.code {
-                Code::Unavailable
-                | Code::ResourceExhausted
-                | Code::Internal
-                | Code::Unknown
-                | Code::Cancelled
-                | Code::Aborted
-                | Code::DeadlineExceeded => true,
-                Code::Ok
-                | Code::InvalidArgument
-                | Code::NotFound
-                | Code::AlreadyExists
-                | Code::PermissionDenied
-                | Code::FailedPrecondition
-                | Code::OutOfRange
-                | Code::Unimplemented
-                | Code::DataLoss
-                | Code::Unauthenticated => false,
-            },
+            Self::Refused(status) => matches!(
+                status.code,
+                Unavailable | ResourceExhausted | Internal | Unknown | Cancelled | Aborted | DeadlineExceeded
+            ),
         }
     }
 
@@ -334,27 +320,16 @@ impl fmt::Display for ServerStatus {
     }
 }
 
-/// Returns the name as in gRPC's documentation.
-fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
+/// Returns the name as in gRPC's documentation: `NOT_FOUND` for `NotFound`.
+fn code_name(code: Code) -> String {
+    let mut name = String::new();
+    for c in format!("{code:?}").chars() {
+        if c.is_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(c.to_ascii_uppercase());
     }
+    name
 }
 
 #[cfg(test)]

@@ -181,14 +181,6 @@ impl Drop for SubscribedWatch {
     }
 }
 
-impl std::fmt::Debug for SubscribedWatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SubscribedWatch").field("id", &self.id).finish_non_exhaustive()
-    }
-}
+debug_fields!(SubscribedWatch { id });
 
-impl std::fmt::Debug for Subscriptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Subscriptions").finish_non_exhaustive()
-    }
-}
+debug_fields!(Subscriptions {});

@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
     future::poll_fn,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -106,12 +105,8 @@ impl FusedStream for Watch {
     }
 }
 
-impl fmt::Debug for Watch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch")
-            .field("streams", &self.streams)
-            .field("resource_version", &self.streams.follower().position.as_deref())
-            .field("objects", &self.view.len())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(Watch, this => {
+    streams: this.streams,
+    resource_version: this.streams.follower().position.as_deref(),
+    objects: this.view.len(),
+});

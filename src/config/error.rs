@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
+use crate::model::escaped;
+
 /// Problem: its place, its description and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {problem}")]
@@ -121,15 +123,7 @@ impl fmt::Display for ConfigErrors {
 
 /// Returns the text as one line without control characters: users and parsers can write anything into a problem.
 fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            line.extend(c.escape_default());
-        } else {
-            line.push(c);
-        }
-    }
-    line
+    escaped(text, char::is_control).into_owned()
 }
 
 /// Formats a key as one text; a name that could be misread is quoted.

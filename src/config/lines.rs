@@ -46,6 +46,15 @@ impl<'de> Deserialize<'de> for Node {
 
 struct NodeVisitor;
 
+/// Methods of a visitor for values without keys.
+macro_rules! visits_other {
+    ($($visit:ident: $value:ty),*) => {
+        $(fn $visit<E>(self, _: $value) -> Result<Node, E> {
+            Ok(Node::Other)
+        })*
+    };
+}
+
 impl<'de> Visitor<'de> for NodeVisitor {
     type Value = Node;
 
@@ -66,33 +75,8 @@ impl<'de> Visitor<'de> for NodeVisitor {
         Ok(Node::Other)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
-        Ok(Node::Other)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Node, E> {
-        Ok(Node::Other)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Node, E> {
-        Ok(Node::Other)
-    }
-
-    fn visit_i128<E>(self, _: i128) -> Result<Node, E> {
-        Ok(Node::Other)
-    }
-
-    fn visit_u128<E>(self, _: u128) -> Result<Node, E> {
-        Ok(Node::Other)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Node, E> {
-        Ok(Node::Other)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Node, E> {
-        Ok(Node::Other)
-    }
+    visits_other!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_i128: i128, visit_u128: u128);
+    visits_other!(visit_f64: f64, visit_str: &str);
 
     fn visit_unit<E>(self) -> Result<Node, E> {
         Ok(Node::Other)

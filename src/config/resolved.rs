@@ -15,8 +15,8 @@ use crate::{
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
-/// Configuration of `informerd serve`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Configuration of `informerd serve`. The default has no resource: it is for a program that serves its own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
     /// Keys outside of all sections. A `listen` address that is not local has TLS or `insecure`; `state_dir` is relative to the
     /// same directory as the TLS files.
@@ -139,28 +139,6 @@ impl Config {
             retention: Retention { size: (self.history.size / WINDOW_SHARE).min(MAX_WINDOW), ..self.history },
             block_timeout: self.watch.block_timeout,
             ..BroadcasterConfig::default()
-        }
-    }
-}
-
-impl Default for Config {
-    /// Returns the defaults without a resource, for a program that serves its own.
-    fn default() -> Self {
-        Self {
-            general: GeneralConfig::default(),
-            admin: AdminConfig::default(),
-            kubernetes: KubernetesConfig::default(),
-            tls: None,
-            authentication: None,
-            certificates: CertificateNames::default(),
-            authorization: AuthorizationConfig::default(),
-            watch: WatchConfig::default(),
-            history: BroadcasterConfig::default().retention,
-            limits: LimitsConfig::default(),
-            quotas: QuotasConfig::default(),
-            audit: AuditConfig::default(),
-            drain: DrainConfig::default(),
-            resources: BTreeMap::new(),
         }
     }
 }

@@ -5,7 +5,6 @@
 //! selections and numbers: never credentials, and never an object.
 
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -236,11 +235,7 @@ impl AuditedCall {
     }
 }
 
-impl fmt::Debug for AuditedCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AuditedCall").field("id", &self.0.id).finish_non_exhaustive()
-    }
-}
+debug_fields!(AuditedCall, this => { id: this.0.id });
 
 fn name_of(format: PayloadFormat) -> &'static str {
     match format {

@@ -4,7 +4,7 @@
 //! blocking thread, while the call waits, in [turns](crate::turns): all compilers of a server share these. The outcomes of recent texts
 //! are cached for clients that reconnect, and for clients that send the same text.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use quick_cache::{Weighter, unsync::Cache};
@@ -101,11 +101,7 @@ fn exceeded(full: Full) -> ExceededLimit {
     ExceededLimit::new(Limited::Compilations, exceeded)
 }
 
-impl<T> fmt::Debug for Compiler<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Compiler").field("kept", &self.recent.lock().len()).finish_non_exhaustive()
-    }
-}
+debug_fields!([T] Compiler<T>, this => { kept: this.recent.lock().len() });
 
 // === impl Weight ===
 

@@ -4,7 +4,6 @@
 //! A response has at most one object or message in work. Peers take turns, and so do the connections of each peer.
 
 use std::{
-    fmt,
     pin::Pin,
     sync::{
         Arc,
@@ -125,11 +124,7 @@ impl BulkWork for Encoder {
     }
 }
 
-impl fmt::Debug for Encoder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Encoder").finish_non_exhaustive()
-    }
-}
+debug_fields!(Encoder {});
 
 // === impl Encoding ===
 

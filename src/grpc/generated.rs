@@ -183,15 +183,4 @@ impl BoundedBody for Generated {
     }
 }
 
-impl Body for Generated {
-    type Data = Chunk;
-    type Error = Status;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
-        self.get_mut().poll_any(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.next.is_none() && self.body.is_end_stream()
-    }
-}
+http_body!(Generated, body => body.next.is_none() && body.body.is_end_stream());

@@ -1,14 +1,12 @@
 //! Get: one object of the cache, encoded when there is room for it.
 
 use std::{
-    fmt,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::BytesMut;
-use http_body::{Body, Frame as BodyFrame};
+use http_body::Frame as BodyFrame;
 use prost::Message;
 use tonic::Status;
 
@@ -152,21 +150,6 @@ impl BoundedBody for GetBody {
     }
 }
 
-impl Body for GetBody {
-    type Data = Chunk;
-    type Error = Status;
+http_body!(GetBody, body => body.stage == Stage::Over);
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
-        self.get_mut().poll_any(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.stage == Stage::Over
-    }
-}
-
-impl fmt::Debug for GetBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GetBody").field("object", self.object.key()).field("stage", &self.stage).finish_non_exhaustive()
-    }
-}
+debug_fields!(GetBody, this => { object: this.object.key(), stage: this.stage });

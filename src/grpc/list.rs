@@ -8,14 +8,12 @@ mod message;
 mod position;
 
 use std::{
-    fmt,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http_body::{Body, Frame as BodyFrame};
+use http_body::Frame as BodyFrame;
 use prost::Message;
 use tonic::Status;
 
@@ -413,28 +411,9 @@ impl BoundedBody for ListBody {
     }
 }
 
-impl Body for ListBody {
-    type Data = Chunk;
-    type Error = Status;
+http_body!(ListBody, body => body.stage == Stage::Over);
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
-        self.get_mut().poll_any(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.stage == Stage::Over
-    }
-}
-
-impl fmt::Debug for ListBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ListBody")
-            .field("selection", &self.selection)
-            .field("position", &self.position)
-            .field("stage", &self.stage)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(ListBody { selection, position, stage });
 
 #[cfg(test)]
 mod tests;

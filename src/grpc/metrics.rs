@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder},
+    encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
@@ -28,38 +28,14 @@ pub struct RpcMetrics {
     received: Family<MethodLabels, Counter>,
     sent: Family<MethodLabels, Counter>,
     stalled: Counter,
-    ended: Family<ReasonLabels, Counter>,
+    ended: Family<[(&'static str, &'static str); 1], Counter>,
     refused: Rejections,
 }
 
-/// Labels of a call that was started.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-#[expect(clippy::struct_field_names, reason = "the names of the labels, which dashboards know")]
-struct MethodLabels {
-    grpc_service: &'static str,
-    grpc_method: &'static str,
-    grpc_type: &'static str,
-}
-
-/// Labels of a call that has ended.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-#[expect(clippy::struct_field_names, reason = "the names of the labels, which dashboards know")]
-struct RpcLabels {
-    grpc_service: &'static str,
-    grpc_method: &'static str,
-    grpc_type: &'static str,
-    grpc_code: RpcCode,
-}
-
-/// Label for the reason for which the server ended a stream.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
-}
-
-/// Status code as a label, by its name in grpc-go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct RpcCode(Code);
+/// Service, name and type of a method.
+type MethodLabels = [(&'static str, &'static str); 3];
+/// The same, and the status code of a call that has ended.
+type RpcLabels = [(&'static str, &'static str); 4];
 
 /// Observer of one call. It counts the end of the call when it is dropped, so that an abandoned stream is counted too: as
 /// CANCELLED, unless [`ends`](Self::ends) has set another code.
@@ -162,12 +138,12 @@ impl RpcMetrics {
     /// Registers the counters.
     pub(super) fn register(&self, registry: &mut Registry) {
         for method in METHODS {
-            drop(self.started.get_or_create(&MethodLabels::of(method)));
-            drop(self.handling.get_or_create(&MethodLabels::of(method)));
-            drop(self.received.get_or_create(&MethodLabels::of(method)));
-            drop(self.sent.get_or_create(&MethodLabels::of(method)));
+            drop(self.started.get_or_create(&labels(method)));
+            drop(self.handling.get_or_create(&labels(method)));
+            drop(self.received.get_or_create(&labels(method)));
+            drop(self.sent.get_or_create(&labels(method)));
             for (code, _) in CODES {
-                drop(self.handled.get_or_create(&RpcLabels::of(method, code)));
+                drop(self.handled.get_or_create(&labels_of_end(method, code)));
             }
         }
         registry.register("grpc_server_started", "RPCs started on the server", self.started.clone());
@@ -194,21 +170,21 @@ impl RpcMetrics {
 
     /// Returns the counter of streams that the server ended for a reason.
     pub(super) fn ended(&self, reason: &'static str) -> Counter {
-        self.ended.get_or_create_owned(&ReasonLabels { reason })
+        self.ended.get_or_create_owned(&[("reason", reason)])
     }
 
     /// Counts the start of a call by the path of its method; none if it is not one of [`METHODS`].
     pub(super) fn start(self: &Arc<Self>, path: &str) -> Option<RpcObserver> {
         let called = path.strip_prefix('/')?.split_once('/')?;
         let method = METHODS.iter().find(|(service, name, _)| (*service, *name) == called)?;
-        self.started.get_or_create(&MethodLabels::of(method)).inc();
+        self.started.get_or_create(&labels(method)).inc();
         Some(RpcObserver {
             metrics: Arc::clone(self),
             method,
             code: Code::Cancelled,
             began: Instant::now(),
             boundaries: Boundaries::default(),
-            sent: self.sent.get_or_create_owned(&MethodLabels::of(method)),
+            sent: self.sent.get_or_create_owned(&labels(method)),
             span: Span::none(),
         })
     }
@@ -234,22 +210,6 @@ impl Default for RpcMetrics {
             ended: Family::default(),
             refused: Rejections::default(),
         }
-    }
-}
-
-// === impl MethodLabels ===
-
-impl MethodLabels {
-    fn of(&(grpc_service, grpc_method, grpc_type): &Method) -> Self {
-        Self { grpc_service, grpc_method, grpc_type }
-    }
-}
-
-// === impl RpcLabels ===
-
-impl RpcLabels {
-    fn of(&(grpc_service, grpc_method, grpc_type): &Method, code: Code) -> Self {
-        Self { grpc_service, grpc_method, grpc_type, grpc_code: RpcCode(code) }
     }
 }
 
@@ -298,7 +258,7 @@ impl RpcObserver {
 
     /// Returns the counter of the messages that the call receives.
     pub(super) fn received(&self) -> Counter {
-        self.metrics.received.get_or_create_owned(&MethodLabels::of(self.method))
+        self.metrics.received.get_or_create_owned(&labels(self.method))
     }
 
     /// Counts the messages of the response that end in a frame: once for the whole frame.
@@ -325,8 +285,8 @@ impl Drop for RpcObserver {
         if is_error(self.code) {
             self.span.record("otel.status_code", "ERROR");
         }
-        self.metrics.handled.get_or_create(&RpcLabels::of(self.method, self.code)).inc();
-        self.metrics.handling.get_or_create(&MethodLabels::of(self.method)).observe(self.began.elapsed().as_secs_f64());
+        self.metrics.handled.get_or_create(&labels_of_end(self.method, self.code)).inc();
+        self.metrics.handling.get_or_create(&labels(self.method)).observe(self.began.elapsed().as_secs_f64());
     }
 }
 
@@ -336,13 +296,14 @@ fn is_error(code: Code) -> bool {
     matches!(code, Unknown | DeadlineExceeded | Unimplemented | Internal | Unavailable | DataLoss)
 }
 
-// === impl RpcCode ===
+fn labels(&(service, method, kind): &Method) -> MethodLabels {
+    [("grpc_service", service), ("grpc_method", method), ("grpc_type", kind)]
+}
 
-impl EncodeLabelValue for RpcCode {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let name = CODES.iter().find(|(code, _)| *code == self.0).map_or("Unknown", |(_, name)| name);
-        EncodeLabelValue::encode(&name, encoder)
-    }
+fn labels_of_end(method: &Method, code: Code) -> RpcLabels {
+    let [service, method, kind] = labels(method);
+    let name = CODES.iter().find(|(known, _)| *known == code).map_or("Unknown", |(_, name)| name);
+    [service, method, kind, ("grpc_code", name)]
 }
 
 #[cfg(test)]

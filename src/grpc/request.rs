@@ -4,7 +4,6 @@
 //! of the call, and to each later one from its first byte on: a client may be silent between messages.
 
 use std::{
-    fmt,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -297,11 +296,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for RequestMessages<B> {
     }
 }
 
-impl<B> fmt::Debug for RequestMessages<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RequestMessages").field("bounds", &self.bounds).finish_non_exhaustive()
-    }
-}
+debug_fields!([B] RequestMessages<B> { bounds });
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,6 @@
 //! One resource as the API serves it.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
@@ -108,19 +105,11 @@ impl ServedResource {
 
 // === impl KubernetesApi ===
 
-impl fmt::Debug for KubernetesApi {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KubernetesApi").field("kind", &self.kind).finish_non_exhaustive()
-    }
-}
+debug_fields!(KubernetesApi { kind });
 
 // === impl MostRecent ===
 
-impl fmt::Debug for MostRecent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MostRecent").finish_non_exhaustive()
-    }
-}
+debug_fields!(MostRecent {});
 
 impl MostRecent {
     /// Makes requests of this kind, one at a time.

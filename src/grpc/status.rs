@@ -1,4 +1,4 @@
-//! gRPC statuses, which only this module builds: an exhaustive match from typed refusals to codes, reasons and details.
+//! gRPC statuses, which only this module builds: an exhaustive match from typed refusals to codes and reasons.
 //!
 //! Every status carries `google.rpc.ErrorInfo` (domain `informerd`, a reason, metadata), and `RetryInfo` if a retry helps. The
 //! reasons are part of the API: `docs/api.md` lists them, and a test compares the two.
@@ -334,56 +334,16 @@ impl ApiError {
             }
             Self::RequestTooLarge { limit } | Self::TooManyViews { limit, .. } => vec![("limit", limit.to_string())],
             Self::LimitExceeded(exceeded) => exceeded.metadata(),
-            Self::AccessDenied { .. }
-            | Self::ImpersonationDenied { .. }
-            | Self::DeadlineExceeded
-            | Self::PageTokenExpired
-            | Self::HistoryRewritten
-            | Self::AccessChanged
-            | Self::Draining
-            | Self::Disconnected
-            | Self::CredentialsMissing
-            | Self::CredentialsInvalid
-            | Self::CredentialsExpired
-            | Self::AuthorizerUnavailable { .. }
-            | Self::Internal => Vec::new(),
+            _ => Vec::new(),
         }
     }
 
+    /// Returns the delay after which a client should retry: always if the code is one that clients retry.
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::ResourceEnded { end: ResourceEnd::Replaced, .. }
-            | Self::VersionTooLarge { .. }
-            | Self::RequestTimeout { .. }
-            | Self::NotSynced { .. }
-            | Self::NotParsed { .. }
-            | Self::Draining
-            | Self::Disconnected
-            | Self::SlowConsumer { .. }
-            | Self::MemoryExceeded { .. }
-            | Self::TooManyViews { .. }
-            | Self::AuthorizerUnavailable { .. } => Some(RETRY_SOON),
             Self::LimitExceeded(exceeded) => Some(exceeded.retry_after().unwrap_or(RETRY_SOON)),
-            Self::ResourceNotFound { .. }
-            | Self::ResourceEnded { .. }
-            | Self::ObjectNotFound { .. }
-            | Self::WatcherNotFound { .. }
-            | Self::Invalid { .. }
-            | Self::RequestTooLarge { .. }
-            | Self::IndexNotFound { .. }
-            | Self::NotImplemented { .. }
-            | Self::AccessDenied { .. }
-            | Self::ImpersonationDenied { .. }
-            | Self::ViewNotAllowed { .. }
-            | Self::DeadlineExceeded
-            | Self::PageTokenExpired
-            | Self::VersionExpired { .. }
-            | Self::HistoryRewritten
-            | Self::AccessChanged
-            | Self::CredentialsMissing
-            | Self::CredentialsInvalid
-            | Self::CredentialsExpired
-            | Self::Internal => None,
+            Self::RequestTimeout { .. } => Some(RETRY_SOON),
+            _ => matches!(self.code_and_reason().0, Code::Unavailable | Code::ResourceExhausted).then_some(RETRY_SOON),
         }
     }
 

@@ -1,14 +1,11 @@
 //! Response that is a status alone: the call is refused, or its deadline has passed. That of a Watch has the status as a message,
 //! too, as at each other end of it: not every library shows the details of the trailers.
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::task::{Context, Poll};
 
 use bytes::{Buf, BytesMut};
 use http::HeaderMap;
-use http_body::{Body, Frame as BodyFrame};
+use http_body::Frame as BodyFrame;
 use prost::Message;
 use tonic::Status;
 
@@ -69,15 +66,4 @@ impl BoundedBody for StatusBody {
     }
 }
 
-impl Body for StatusBody {
-    type Data = Chunk;
-    type Error = Status;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
-        self.get_mut().poll_any(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.trailers.is_none()
-    }
-}
+http_body!(StatusBody, body => body.trailers.is_none());

@@ -138,11 +138,7 @@ impl<F: FileSystem> Writer<F> {
     }
 }
 
-impl<F> fmt::Debug for Writer<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Writer").field("layout", &self.layout).field("problems", &self.problems).finish_non_exhaustive()
-    }
-}
+debug_fields!([F] Writer<F> { layout, problems });
 
 // === impl KnownFiles ===
 

@@ -1,11 +1,11 @@
 //! Envelope of a JSON body, read once on receipt: type, key, identity and labels. Everything else is skipped without being
 //! built, and strings that are verbatim in the body are not copied.
 
-use std::{borrow::Cow, fmt, ops::Deref};
+use std::{borrow::Cow, fmt, marker::PhantomData, ops::Deref};
 
 use serde::{
     Deserialize,
-    de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor},
+    de::{Deserializer, IgnoredAny, MapAccess, Visitor},
 };
 
 /// Envelope of an object, borrowed from the text that it was read from. Missing and null fields are empty.
@@ -21,31 +21,9 @@ pub(crate) struct Envelope<'a> {
     pub(crate) labels: Vec<(JsonText<'a>, JsonText<'a>)>,
 }
 
-/// String in JSON: borrowed, unless it has escapes. (serde never borrows a `Cow` within another type.)
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct JsonText<'a>(Cow<'a, str>);
-
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "camelCase")]
-enum Field {
-    ApiVersion,
-    Kind,
-    Metadata,
-    #[serde(other)]
-    Other,
-}
-
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "camelCase")]
-enum MetadataField {
-    Namespace,
-    Name,
-    Uid,
-    ResourceVersion,
-    Labels,
-    #[serde(other)]
-    Other,
-}
+/// String in JSON: borrowed, unless it has escapes. (Within another type serde borrows no `Cow` that is not marked so.)
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub struct JsonText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[derive(Default)]
 struct Metadata<'a> {
@@ -53,20 +31,17 @@ struct Metadata<'a> {
     name: Option<JsonText<'a>>,
     uid: Option<JsonText<'a>>,
     resource_version: Option<JsonText<'a>>,
-    labels: Option<Pairs<'a>>,
+    labels: Option<Pairs<'a, JsonText<'a>>>,
 }
 
 /// Visitors of maps in which the last of several fields with one name counts, as for all who read values by path.
 struct EnvelopeVisitor;
 struct MetadataVisitor;
 
-/// Entries of a map of strings, in the order of the text.
-#[derive(Default)]
-struct Pairs<'a>(Vec<(JsonText<'a>, JsonText<'a>)>);
+/// Entries of a map, in the order of the text.
+pub(crate) struct Pairs<'a, V>(pub(crate) Vec<(JsonText<'a>, V)>);
 
-struct PairsVisitor;
-
-struct TextVisitor;
+struct PairsVisitor<V>(PhantomData<V>);
 
 // === impl Envelope ===
 
@@ -85,12 +60,12 @@ impl<'de> Visitor<'de> for EnvelopeVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Envelope<'de>, A::Error> {
         let (mut api_version, mut kind, mut metadata) = (None, None, None);
-        while let Some(field) = map.next_key()? {
-            match field {
-                Field::ApiVersion => api_version = map.next_value()?,
-                Field::Kind => kind = map.next_value()?,
-                Field::Metadata => metadata = map.next_value()?,
-                Field::Other => drop(map.next_value::<IgnoredAny>()?),
+        while let Some(field) = map.next_key::<JsonText<'_>>()? {
+            match &*field {
+                "apiVersion" => api_version = map.next_value()?,
+                "kind" => kind = map.next_value()?,
+                "metadata" => metadata = map.next_value()?,
+                _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
         let Metadata { namespace, name, uid, resource_version, labels } = metadata.unwrap_or_default();
@@ -123,14 +98,14 @@ impl<'de> Visitor<'de> for MetadataVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata<'de>, A::Error> {
         let mut metadata = Metadata::default();
-        while let Some(field) = map.next_key()? {
-            match field {
-                MetadataField::Namespace => metadata.namespace = map.next_value()?,
-                MetadataField::Name => metadata.name = map.next_value()?,
-                MetadataField::Uid => metadata.uid = map.next_value()?,
-                MetadataField::ResourceVersion => metadata.resource_version = map.next_value()?,
-                MetadataField::Labels => metadata.labels = map.next_value()?,
-                MetadataField::Other => drop(map.next_value::<IgnoredAny>()?),
+        while let Some(field) = map.next_key::<JsonText<'_>>()? {
+            match &*field {
+                "namespace" => metadata.namespace = map.next_value()?,
+                "name" => metadata.name = map.next_value()?,
+                "uid" => metadata.uid = map.next_value()?,
+                "resourceVersion" => metadata.resource_version = map.next_value()?,
+                "labels" => metadata.labels = map.next_value()?,
+                _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
         Ok(metadata)
@@ -139,7 +114,7 @@ impl<'de> Visitor<'de> for MetadataVisitor {
 
 // === impl Pairs ===
 
-impl<'a> Pairs<'a> {
+impl<'a> Pairs<'a, JsonText<'a>> {
     /// Sorts the entries. The last value of a repeated key counts, as in every map of serde's.
     fn into_map(self) -> Vec<(JsonText<'a>, JsonText<'a>)> {
         let Self(mut pairs) = self;
@@ -153,20 +128,20 @@ impl<'a> Pairs<'a> {
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
+impl<'de: 'a, 'a, V: Deserialize<'de>> Deserialize<'de> for Pairs<'a, V> {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        json.deserialize_map(PairsVisitor)
+        json.deserialize_map(PairsVisitor(PhantomData))
     }
 }
 
-impl<'de> Visitor<'de> for PairsVisitor {
-    type Value = Pairs<'de>;
+impl<'de, V: Deserialize<'de>> Visitor<'de> for PairsVisitor<V> {
+    type Value = Pairs<'de, V>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<'de>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<'de, V>, A::Error> {
         let mut pairs = Vec::new();
         while let Some(pair) = map.next_entry()? {
             pairs.push(pair);
@@ -188,28 +163,6 @@ impl Deref for JsonText<'_> {
 
     fn deref(&self) -> &str {
         &self.0
-    }
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for JsonText<'a> {
-    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        json.deserialize_str(TextVisitor)
-    }
-}
-
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = JsonText<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
-    }
-
-    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<JsonText<'de>, E> {
-        Ok(text.into())
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<JsonText<'de>, E> {
-        Ok(JsonText(Cow::Owned(text.to_owned())))
     }
 }
 

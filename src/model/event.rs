@@ -203,6 +203,18 @@ impl Event {
         }
     }
 
+    /// Returns the object of the event; `None` for a bookmark.
+    pub fn object(&self) -> Option<&Arc<Object>> {
+        match self {
+            Self::Added(object)
+            | Self::Modified(object)
+            | Self::Deleted(object)
+            | Self::NotServed(object)
+            | Self::Removed(object, _) => Some(object),
+            Self::Bookmark(_) => None,
+        }
+    }
+
     /// Returns the size that counts against the bounds of queues, in bytes.
     pub fn weight(&self) -> usize {
         match self {

@@ -202,11 +202,7 @@ impl Hash for IndexClosure {
     }
 }
 
-impl fmt::Debug for IndexClosure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IndexClosure").finish_non_exhaustive()
-    }
-}
+debug_fields!(IndexClosure {});
 
 // === impl Indexers ===
 

@@ -16,8 +16,6 @@ pub use field_error::FieldError;
 
 #[cfg(feature = "server")]
 pub(crate) use parsed_body::ParsedBody;
-#[cfg(feature = "client")]
-pub(crate) use size::max_body_bytes;
 pub use size::{MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES};
 
 /// Object as its source provided it: the bytes, and the envelope that was parsed from them once.

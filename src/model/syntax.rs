@@ -26,6 +26,23 @@ pub fn excerpt(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}…", &text[..end]))
 }
 
+/// Returns the text with the characters escaped of which `is_unsafe` is true.
+#[cfg(any(feature = "client", feature = "kube"))]
+pub(crate) fn escaped(text: &str, is_unsafe: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_unsafe) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_unsafe(c) {
+            escaped.extend(c.escape_default());
+        } else {
+            escaped.push(c);
+        }
+    }
+    Cow::Owned(escaped)
+}
+
 // === impl SyntaxError ===
 
 impl SyntaxError {

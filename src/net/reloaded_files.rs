@@ -1,7 +1,6 @@
 //! Files that are parsed at the start, and again whenever they change.
 
 use std::{
-    fmt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -123,11 +122,7 @@ impl<T: Send + Sync + 'static> ReloadedFiles<T> {
     }
 }
 
-impl<T> fmt::Debug for ReloadedFiles<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReloadedFiles").field("paths", &self.paths).finish_non_exhaustive()
-    }
-}
+debug_fields!([T] ReloadedFiles<T> { paths });
 
 // === impl FileKind ===
 

@@ -6,7 +6,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     hash::Hash,
     sync::{Arc, Weak},
     time::SystemTime,
@@ -14,16 +13,12 @@ use std::{
 
 use bytes::{BufMut, BytesMut};
 use parking_lot::Mutex;
-use serde::{
-    Deserialize,
-    de::{Deserializer, MapAccess, Visitor},
-};
 use serde_json::{json, value::RawValue};
 
 use super::{body::ListEncoder, status::Failure, table};
 use crate::{
     grpc::ListEnd,
-    model::{ApiKind, Object, ResourceVersion, Shard},
+    model::{ApiKind, Object, Pairs, ResourceVersion, Shard},
     proto::{BookmarkLines, LineEncoder, LineEvent, PayloadFormat, pb},
 };
 
@@ -242,7 +237,7 @@ impl LineEncoder for Encoder {
 }
 
 /// Fields of a JSON map in their order, with their values as they are written.
-struct Fields<'a>(Vec<(std::borrow::Cow<'a, str>, &'a RawValue)>);
+type Fields<'a> = Pairs<'a, &'a RawValue>;
 
 // === impl Fields ===
 
@@ -253,35 +248,9 @@ impl<'a> Fields<'a> {
 
     fn get(&self, key: &str) -> Option<&'a RawValue> {
         // Of two fields with the same name the last counts, as for every reader of JSON here.
-        self.0.iter().rfind(|(found, _)| found == key).map(|(_, value)| *value)
+        self.0.iter().rfind(|(found, _)| &**found == key).map(|(_, value)| *value)
     }
 }
-
-impl<'de> Deserialize<'de> for Fields<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Map;
-        impl<'de> Visitor<'de> for Map {
-            type Value = Fields<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
-                let mut fields = Vec::new();
-                while let Some(entry) = map.next_entry::<Key<'de>, &'de RawValue>()? {
-                    fields.push((entry.0.0, entry.1));
-                }
-                Ok(Fields(fields))
-            }
-        }
-        deserializer.deserialize_map(Map)
-    }
-}
-
-/// Key that is borrowed where it has no escapes.
-#[derive(Deserialize)]
-struct Key<'a>(#[serde(borrow)] std::borrow::Cow<'a, str>);
 
 fn put_field(key: &str, value: &RawValue, buffer: &mut BytesMut) {
     buffer.put_slice(b",");
@@ -309,7 +278,7 @@ fn metadata(object: &Object, version: &ResourceVersion, of_body: Option<&RawValu
     let fields = of_body.and_then(|raw| Fields::parse(raw.get().as_bytes()));
     let rest = fields.iter().flat_map(|fields| &fields.0);
     let rest: Vec<_> = rest.filter(|(key, _)| !OWN_METADATA.contains(&&**key)).collect();
-    if !object.uid().is_empty() && !rest.iter().any(|(key, _)| key == "uid") {
+    if !object.uid().is_empty() && !rest.iter().any(|(key, _)| &**key == "uid") {
         buffer.put_slice(format!(",\"uid\":{}", json!(object.uid())).as_bytes());
     }
     for (key, value) in rest {

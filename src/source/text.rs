@@ -24,11 +24,7 @@ pub(super) fn one_line(text: &str) -> String {
 
 /// Returns `text` with control characters escaped, of any length.
 pub(super) fn escaped(text: &str) -> std::borrow::Cow<'_, str> {
-    if !text.contains(char::is_control) {
-        return text.into();
-    }
-    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    text.chars().map(escape).collect::<String>().into()
+    crate::model::escaped(text, char::is_control)
 }
 
 /// Returns the innermost cause of an error, in one line. The outer errors only repeat that something failed.

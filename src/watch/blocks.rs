@@ -14,7 +14,6 @@ mod kind;
 
 use std::{
     collections::{HashMap, VecDeque},
-    fmt,
     sync::{Arc, OnceLock, Weak, atomic::Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
@@ -306,11 +305,7 @@ impl<F: Frame> Work for Blocks<F> {
     }
 }
 
-impl<F: Frame> fmt::Debug for Blocks<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocks").field("bytes", &self.state.lock().bytes).finish_non_exhaustive()
-    }
-}
+debug_fields!([F: Frame] Blocks<F>, this => { bytes: this.state.lock().bytes });
 
 // === impl Entry ===
 

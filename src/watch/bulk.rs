@@ -9,7 +9,7 @@
 
 use std::{
     collections::VecDeque,
-    fmt, io,
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::JoinHandle,
@@ -198,11 +198,7 @@ fn log_panic() {
     }
 }
 
-impl fmt::Debug for BulkQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BulkQueue").field("ready", &self.ready.lock().works.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!(BulkQueue, this => { ready: this.ready.lock().works.len() });
 
 #[cfg(test)]
 mod tests {

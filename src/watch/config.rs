@@ -66,12 +66,14 @@ pub struct BroadcasterStats {
 /// Longest queue that a client may request, in events. A queue is a position, so this bounds what DROP loses and BLOCK holds at once.
 pub const MAX_QUEUE_LENGTH: usize = 65_536;
 
+impl Default for Retention {
+    fn default() -> Self {
+        Self { events: 100_000, size: 16 << 20, age: Duration::from_secs(300) }
+    }
+}
+
 impl Default for BroadcasterConfig {
     fn default() -> Self {
-        Self {
-            retention: Retention { events: 100_000, size: 16 << 20, age: Duration::from_secs(300) },
-            coalesce_size: 64 << 20,
-            block_timeout: Duration::from_secs(5),
-        }
+        Self { retention: Retention::default(), coalesce_size: 64 << 20, block_timeout: Duration::from_secs(5) }
     }
 }

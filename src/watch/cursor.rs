@@ -3,7 +3,7 @@
 mod gauge;
 
 use std::{
-    fmt, future,
+    future,
     sync::{Arc, Weak, atomic::Ordering},
     task::{Context, Poll, Waker, ready},
 };
@@ -492,8 +492,4 @@ impl<F: Frame> Drop for Cursor<F> {
     }
 }
 
-impl<F: Frame> fmt::Debug for Cursor<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cursor").field("selection", &self.kind.selection).field("at", &self.at).finish_non_exhaustive()
-    }
-}
+debug_fields!([F: Frame] Cursor<F>, this => { selection: this.kind.selection, at: this.at });

@@ -1,9 +1,6 @@
 //! Cursors of a resource: their queues and budgets, the lifetime of their offsets, and the work of the writer for them.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
 use slab::Slab;
 use tokio::time::Instant;
@@ -159,11 +156,7 @@ impl<F: Frame> Cursors<F> {
     }
 }
 
-impl<F: Frame> fmt::Debug for Cursors<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cursors").field("past", &self.shared.past).finish_non_exhaustive()
-    }
-}
+debug_fields!([F: Frame] Cursors<F>, this => { past: this.shared.past });
 
 // === impl Lifetime ===
 

@@ -1,6 +1,6 @@
 //! Parts of a resource that its cursors and their queues use.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use super::{BroadcasterConfig, BroadcasterStats, Frame, Past, blocks::Blocks, writer_signals::WriterSignals};
 use crate::model::ResourceVersion;
@@ -34,8 +34,4 @@ impl<F: Frame> Shared<F> {
     }
 }
 
-impl<F: Frame> fmt::Debug for Shared<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("past", &self.past).finish_non_exhaustive()
-    }
-}
+debug_fields!([F: Frame] Shared<F> { past });

@@ -13,7 +13,7 @@
 
 use std::{
     error::Error,
-    fmt, io,
+    io,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -134,11 +134,7 @@ impl<D: Decoder> Stream for StreamWatcher<D> {
     }
 }
 
-impl<D: Decoder> fmt::Debug for StreamWatcher<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamWatcher").field("has_ended", &self.next.is_none()).finish_non_exhaustive()
-    }
-}
+debug_fields!([D: Decoder] StreamWatcher<D>, this => { has_ended: this.next.is_none() });
 
 async fn decode<D: Decoder>(mut decoder: D) -> Decoded<D> {
     let outcome = decoder.decode().await;

@@ -248,7 +248,7 @@ async fn a_flood_of_bad_tokens_delays_neither_known_users_nor_other_peers() {
         let answer = answer.await.unwrap();
         assert!(answer == Err(AuthenticationError::Invalid) || is_unavailable(&answer), "{answer:?}");
     }
-    let rejected = reviews.answers.metrics.reviews.get_or_create(&ResultLabels { result: "rejected" }).get();
+    let rejected = reviews.answers.metrics.reviews.get_or_create(&[("result", "rejected")]).get();
     assert!(rejected >= 4000 - QUEUE.calls as u64 / 4 - 16, "{rejected}");
     let second = flood("second", MAX_BAD);
     sleep(Duration::from_secs(2)).await;

@@ -2,7 +2,7 @@
 //! namespaces have changed, it first gets what that changes ([`super::reselection`]), and then continues where it was.
 
 use std::{
-    fmt, mem,
+    mem,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, ready},
 };
@@ -286,12 +286,8 @@ impl<F: Frame> CacheWatcher<F> {
     }
 }
 
-impl<F: Frame> fmt::Debug for CacheWatcher<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CacheWatcher")
-            .field("selection", &self.subscribe.selection)
-            .field("stage", &self.stage())
-            .field("version", self.version())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!([F: Frame] CacheWatcher<F>, this => {
+    selection: this.subscribe.selection,
+    stage: this.stage(),
+    version: this.version(),
+});

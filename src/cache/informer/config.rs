@@ -11,8 +11,9 @@ use crate::{
     watch::{BroadcasterConfig, DurationHistogram, Retention},
 };
 
-/// Parameters of an informer.
-#[derive(Debug, Clone)]
+/// Parameters of an informer. The defaults are the bounds of a server, without indexes, for a source with the defaults of a
+/// [`ListerWatcher`](crate::cache::ListerWatcher).
+#[derive(Debug, Clone, Default)]
 pub struct InformerConfig {
     /// Indexes to keep.
     pub indexers: Arc<Indexers>,
@@ -65,25 +66,4 @@ pub struct InformerStats {
     pub propagation: DurationHistogram,
     /// Failed evaluations of the expressions of requests, which share this counter.
     pub expression_errors: Arc<AtomicU64>,
-}
-
-// === impl InformerConfig ===
-
-impl Default for InformerConfig {
-    /// Returns the bounds of a server, without indexes, for a source with the defaults of a
-    /// [`ListerWatcher`](crate::cache::ListerWatcher).
-    fn default() -> Self {
-        let broadcaster = BroadcasterConfig::default();
-        Self {
-            indexers: Arc::default(),
-            broadcaster,
-            history: broadcaster.retention,
-            rewrite_evidence: RewriteEvidence::Listed,
-            deletion: Cause::Change,
-            demand: ProgressDemand::default(),
-            provenance: Provenance::default(),
-            creation_time: None,
-            batch_window: Duration::ZERO,
-        }
-    }
 }

@@ -1,7 +1,6 @@
 //! Reading side of an informer, the base of every response.
 
 use std::{
-    fmt,
     sync::{Arc, atomic::Ordering},
     time::{Duration, SystemTime},
 };
@@ -304,11 +303,7 @@ impl<F: Frame> Clone for InformerHandle<F> {
     }
 }
 
-impl<F: Frame> fmt::Debug for InformerHandle<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InformerHandle").field("shared", &self.shared).finish_non_exhaustive()
-    }
-}
+debug_fields!([F: Frame] InformerHandle<F> { shared });
 
 /// Returns the changes of a state after its last complete version, if they are few, and the history has recorded no others since.
 fn few_ahead(snapshot: &Snapshot, history: &History) -> Option<Vec<Change>> {

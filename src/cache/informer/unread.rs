@@ -44,12 +44,7 @@ impl UnreadItems {
 
     /// Records an event: it has the present state of an object.
     pub(super) fn note(&mut self, event: &Event) {
-        if let Event::Added(object)
-        | Event::Modified(object)
-        | Event::Deleted(object)
-        | Event::NotServed(object)
-        | Event::Removed(object, _) = event
-        {
+        if let Some(object) = event.object() {
             self.keys.remove(object.key());
             self.uids.remove(object.uid());
         }

@@ -1,6 +1,6 @@
 //! Queue of the changes of each object: client-go's `DeltaFIFO`.
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     Deltas, ObjectDelta, PopError, ProcessError, Queue, Tombstone,
@@ -90,11 +90,7 @@ impl<T, K> DeltaFifoOptions<T, K> {
     }
 }
 
-impl<T, K> fmt::Debug for DeltaFifoOptions<T, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeltaFifoOptions").field("emit_replaced", &self.emit_replaced).finish_non_exhaustive()
-    }
-}
+debug_fields!([T, K] DeltaFifoOptions<T, K> { emit_replaced });
 
 // === impl DeltaFifo ===
 

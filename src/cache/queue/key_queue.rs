@@ -295,15 +295,11 @@ impl<K: StoredKey, I: Stored> State<K, I> {
     }
 }
 
-impl<K: fmt::Debug, I> fmt::Debug for State<K, I> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State")
-            .field("queued", &self.line.len())
-            .field("processing", &self.processing.keys())
-            .field("is_closed", &self.is_closed)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!([K: fmt::Debug, I] State<K, I>, this => {
+    queued: this.line.len(),
+    processing: this.processing.keys(),
+    is_closed: this.is_closed,
+});
 
 // === impl InProcessing ===
 

@@ -13,7 +13,7 @@ mod config;
 mod rate_limiter;
 mod state;
 
-use std::{fmt, pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::Notify,
@@ -259,11 +259,7 @@ impl<K: WorkKey> Default for WorkQueue<K> {
     }
 }
 
-impl<K: WorkKey> fmt::Debug for WorkQueue<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkQueue").field("stats", &self.stats()).finish_non_exhaustive()
-    }
-}
+debug_fields!([K: WorkKey] WorkQueue<K>, this => { stats: this.stats() });
 
 // === impl WorkItem ===
 
@@ -294,11 +290,7 @@ impl<K: WorkKey> Drop for WorkItem<K> {
     }
 }
 
-impl<K: WorkKey> fmt::Debug for WorkItem<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkItem").field("key", &self.key).field("priority", &self.priority).finish_non_exhaustive()
-    }
-}
+debug_fields!([K: WorkKey] WorkItem<K> { key, priority });
 
 // === impl Shared ===
 

@@ -1,6 +1,6 @@
 //! Parameters of a Reflector.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::ReflectorError;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Parameters of a Reflector.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct ReflectorConfig {
     /// Name, for its span. `None` for the file and line that made the Reflector.
     pub name: Option<String>,
@@ -57,30 +57,11 @@ impl ReflectorConfig {
     }
 }
 
-impl Default for ReflectorConfig {
-    fn default() -> Self {
-        Self {
-            name: None,
-            first_list: ListVersion::Any,
-            backoff: BackoffConfig::default(),
-            resync_period: Duration::ZERO,
-            should_resync: None,
-            expected: None,
-            filter: None,
-            on_error: None,
-        }
-    }
-}
-
-impl fmt::Debug for ReflectorConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReflectorConfig")
-            .field("name", &self.name)
-            .field("first_list", &self.first_list)
-            .field("backoff", &self.backoff)
-            .field("resync_period", &self.resync_period)
-            .field("expected", &self.expected)
-            .field("has_filter", &self.filter.is_some())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(ReflectorConfig, this => {
+    name: this.name,
+    first_list: this.first_list,
+    backoff: this.backoff,
+    resync_period: this.resync_period,
+    expected: this.expected,
+    has_filter: this.filter.is_some(),
+});

@@ -48,11 +48,7 @@ impl<H: Send + 'static> BlockingEventHandler<H> {
     }
 }
 
-impl<H: fmt::Debug> fmt::Debug for BlockingEventHandler<H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BlockingEventHandler").field("handler", &self.handler).finish_non_exhaustive()
-    }
-}
+debug_fields!([H: fmt::Debug] BlockingEventHandler<H> { handler });
 
 impl<T: Send + Sync + 'static, H: ResourceEventHandler<T>> ResourceEventHandler<T> for BlockingEventHandler<H> {
     async fn on_add(&mut self, object: Entry<T>, is_in_initial_list: bool) {

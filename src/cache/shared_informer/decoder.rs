@@ -3,7 +3,6 @@
 use std::{
     any::Any,
     collections::HashMap,
-    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, OnceLock, Weak},
 };
@@ -117,11 +116,7 @@ impl<T: Decode> Decoder<T> {
     }
 }
 
-impl<T> fmt::Debug for Decoder<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Decoder").finish_non_exhaustive()
-    }
-}
+debug_fields!([T] Decoder<T> {});
 
 /// Returns the text of a panic.
 pub(in super::super) fn panic_message(panic: &(dyn Any + Send)) -> &str {

@@ -53,13 +53,4 @@ impl<T> Deref for Entry<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Entry<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut entry = f.debug_struct("Entry");
-        entry
-            .field("key", self.key())
-            .field("version", self.version())
-            .field("value", &self.value)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!([T: fmt::Debug] Entry<T>, this => { key: this.key(), version: this.version(), value: this.value });

@@ -1,6 +1,6 @@
 //! Event handlers as a program adds them: the calls that they get, their options, and their registrations.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -121,11 +121,7 @@ impl<T> Default for ResourceEventHandlerFuncs<T> {
     }
 }
 
-impl<T> fmt::Debug for ResourceEventHandlerFuncs<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResourceEventHandlerFuncs").finish_non_exhaustive()
-    }
-}
+debug_fields!([T] ResourceEventHandlerFuncs<T> {});
 
 // === impl Deletion ===
 

@@ -86,8 +86,4 @@ impl<T: Stored, K: StoredKey> Store for UndeltaStore<T, K> {
     }
 }
 
-impl<T: fmt::Debug, K: fmt::Debug> fmt::Debug for UndeltaStore<T, K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UndeltaStore").field("store", &self.store).finish_non_exhaustive()
-    }
-}
+debug_fields!([T: fmt::Debug, K: fmt::Debug] UndeltaStore<T, K> { store });

@@ -101,17 +101,12 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
 }
 
 /// Writes one object: the document in the forms for programs, otherwise a row.
-pub(crate) fn write_one(object: pb::Object, out: impl Write, options: &PrintOptions) -> io::Result<()> {
-    let mut printer = ObjectPrinter::new(out, options);
+pub(crate) fn write_one(object: pb::Object, mut out: impl Write, options: &PrintOptions) -> io::Result<()> {
     if let Output::Json | Output::Yaml | Output::JsonPath = options.output {
-        let document = Document::of(&object);
-        match options.output {
-            Output::JsonPath => printer.buffer = options.rendered(&document.value()),
-            output => output.document(&document, &mut printer.buffer),
-        }
-        printer.out.write_all(printer.buffer.as_bytes())?;
-        return printer.out.flush();
+        out.write_all(options.text_of(&Document::of(&object)).as_bytes())?;
+        return out.flush();
     }
+    let mut printer = ObjectPrinter::new(out, options);
     printer.push(object)?;
     printer.finish().map(drop)
 }

@@ -164,6 +164,16 @@ impl TypedValueParser for OutputParser {
 // === impl PrintOptions ===
 
 impl PrintOptions {
+    /// Returns the text of a document as a whole, in a form for programs.
+    pub(in crate::cli) fn text_of(&self, document: &Document<'_>) -> String {
+        if self.output == Output::JsonPath {
+            return self.rendered(&document.value());
+        }
+        let mut text = String::new();
+        self.output.document(document, &mut text);
+        text
+    }
+
     /// Returns the text of the template for a document. On a terminal, characters that would control it are left out; lines are kept.
     pub(crate) fn rendered(&self, document: &Value) -> String {
         let mut text = self.template.as_ref().map(|template| template.render(document)).unwrap_or_default();

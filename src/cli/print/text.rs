@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::proto::pb;
+use crate::{model::escaped, proto::pb};
 
 /// Returns true if a terminal would not just show the character: it controls, changes the text direction, or begins a line.
 pub(crate) fn is_unsafe(c: char) -> bool {
@@ -12,18 +12,7 @@ pub(crate) fn is_unsafe(c: char) -> bool {
 
 /// Returns foreign text for one line of a terminal: characters that would control it are escaped.
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_unsafe) {
-        return text.into();
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_unsafe(c) {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out.into()
+    escaped(text, is_unsafe)
 }
 
 /// Returns the name by which `get` finds the object: `namespace/name`; the name alone for an object without namespace, with a

@@ -4,6 +4,7 @@ use std::{future::poll_fn, io::Read, iter};
 
 use flate2::read::GzDecoder;
 use http::{Extensions, HeaderMap};
+use http_body::Body as _;
 
 use super::*;
 use crate::{

@@ -2,13 +2,11 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
-    pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use bytes::BytesMut;
-use http_body::{Body, Frame as BodyFrame};
+use http_body::Frame as BodyFrame;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 use tonic::Status;
 
@@ -314,24 +312,6 @@ impl BoundedBody for ChangesBody {
     }
 }
 
-impl Body for ChangesBody {
-    type Data = Chunk;
-    type Error = Status;
+http_body!(ChangesBody, body => body.stage == Stage::Over);
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<BodyFrame<Chunk>, Status>>> {
-        self.get_mut().poll_any(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.stage == Stage::Over
-    }
-}
-
-impl fmt::Debug for ChangesBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChangesBody")
-            .field("selection", &self.selection)
-            .field("stage", &self.stage)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(ChangesBody { selection, stage });

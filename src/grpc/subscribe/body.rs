@@ -13,7 +13,6 @@ mod open_watch;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -476,11 +475,4 @@ fn error(refusal: &ApiError) -> Chunk {
     Chunk::from(buffer.freeze())
 }
 
-impl fmt::Debug for SubscribeBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SubscribeBody")
-            .field("stream_id", &self.stream_id)
-            .field("watches", &self.watches.len())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(SubscribeBody, this => { stream_id: this.stream_id, watches: this.watches.len() });

@@ -34,7 +34,7 @@ const MAX_SHOWN: usize = 40;
 
 impl FieldError {
     /// Returns the first field with a value of the wrong type; `None` if there is none, or if the body is not a JSON map.
-    pub(crate) fn find(body: &str) -> Option<Self> {
+    pub(super) fn find(body: &str) -> Option<Self> {
         let body: Map<String, Value> = serde_json::from_str(body).ok()?;
         let strings = |map: &Map<String, Value>, names: &[&str], above: &[&str]| {
             names.iter().find_map(|name| Self::of(map.get(*name)?, STRING, above, name))

@@ -14,13 +14,6 @@ const LABEL_BYTES: usize = 15;
 /// Largest size of the number of a version, a media type, and the tags and lengths of the fields of an object.
 const FIELDS_BYTES: usize = 192;
 
-/// Returns the largest size of the body of an object in any format of a message, from the sizes of its key, of its other texts, and of
-/// its labels.
-#[cfg(feature = "client")]
-pub(crate) fn max_body_bytes(key: usize, texts: usize, labels: impl Iterator<Item = usize>) -> usize {
-    max_body_beside(envelope_bytes(key, texts, labels))
-}
-
 #[cfg(feature = "client")]
 fn max_body_beside(envelope: usize) -> usize {
     MAX_OBJECT_BYTES.min((MAX_MESSAGE_BYTES - REST_BYTES).saturating_sub(envelope))
@@ -50,6 +43,13 @@ impl Object {
             return Err(ObjectError::MessageTooLarge { size: size + envelope });
         }
         Ok(self)
+    }
+
+    /// Returns the largest size of the body of an object in any format of a message, from the sizes of its key, of its other texts,
+    /// and of its labels.
+    #[cfg(feature = "client")]
+    pub(crate) fn max_body_bytes_of(key: usize, texts: usize, labels: impl Iterator<Item = usize>) -> usize {
+        max_body_beside(envelope_bytes(key, texts, labels))
     }
 
     /// Returns the largest size of a body of this object in any format.

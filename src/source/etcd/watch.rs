@@ -19,7 +19,6 @@ pub(crate) mod fuzzing;
 use std::{
     cmp::Ordering,
     collections::VecDeque,
-    fmt,
     pin::{Pin, pin},
     sync::Arc,
 };
@@ -369,14 +368,7 @@ impl EtcdWatch {
     }
 }
 
-impl fmt::Debug for EtcdWatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdWatch")
-            .field("connection", &self.connection)
-            .field("last", &self.last)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(EtcdWatch { connection, last });
 
 impl EtcdShared {
     /// Converts a transaction to the events of its objects.

@@ -350,11 +350,7 @@ impl Client {
     }
 }
 
-impl std::fmt::Debug for Client {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("contact_timeout", &self.contact_timeout).finish_non_exhaustive()
-    }
-}
+debug_fields!(Client { contact_timeout });
 
 /// Failed request; `is_refusal` is true if the server refused the credentials.
 struct FailedRequest {

@@ -15,20 +15,15 @@
 
 use std::borrow::Cow;
 
-use bytes::Bytes;
-use serde::Deserialize;
-
 use super::{
     client::TOO_LARGE,
-    list::{Items, present},
+    list::Page,
     object::{ItemType, ObjectDecoder},
     resume_check::ResumePoint,
     shared::KubeShared,
 };
-use crate::{
-    cache::SourceError,
-    model::{JsonText, ResourceVersion},
-};
+use crate::{cache::SourceError, model::ResourceVersion};
+use bytes::Bytes;
 
 /// Conclusion from an answer that does not contradict the known history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,27 +34,6 @@ pub(super) enum Head {
     Empty,
     /// Neither.
     Unknown,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Answer<'a> {
-    #[serde(borrow, default)]
-    kind: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
-    api_version: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
-    metadata: AnswerMetadata<'a>,
-    /// `None` if there is no such field: the answer is no list. Go writes null for an empty list.
-    #[serde(borrow, default, deserialize_with = "present")]
-    items: Option<Items<'a>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default, rename_all = "camelCase")]
-struct AnswerMetadata<'a> {
-    #[serde(borrow)]
-    resource_version: Option<JsonText<'a>>,
 }
 
 /// Largest answer. A Kubernetes object has at most 1.5 MiB as stored, and more as JSON. An API that ignores `limit` sends no
@@ -122,8 +96,8 @@ impl KubeShared {
     }
 
     /// Parses an answer; `None` if it is no list of this resource.
-    fn answer<'a>(&self, answer: &'a [u8]) -> Option<Answer<'a>> {
-        let answer: Answer<'_> = serde_json::from_slice(answer).ok()?;
+    fn answer<'a>(&self, answer: &'a [u8]) -> Option<Page<'a>> {
+        let answer: Page<'_> = serde_json::from_slice(answer).ok()?;
         let kind = answer.kind.as_deref().unwrap_or_default();
         (answer.items.is_some() && !self.list_kind.contradicts(kind)).then_some(answer)
     }
@@ -142,17 +116,17 @@ impl KubeShared {
     }
 }
 
-// === impl Answer ===
+// === impl Page ===
 
-impl Answer<'_> {
+impl Page<'_> {
     /// Returns the version of the cluster, if it is a decimal.
     fn version(&self) -> Option<ResourceVersion> {
-        ResourceVersion::parse_decimal(self.metadata.resource_version.as_deref()?).ok()
+        ResourceVersion::parse_decimal(self.metadata.as_ref()?.resource_version.as_deref()?).ok()
     }
 }
 
 fn judge(
-    answer: &Answer<'_>,
+    answer: &Page<'_>,
     known: &ResourceVersion,
     resume_point: Option<&ResumePoint>,
     reader: ObjectDecoder<'_>,

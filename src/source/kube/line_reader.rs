@@ -1,6 +1,6 @@
 //! Line reader for a streaming answer.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -97,11 +97,7 @@ where
     }
 }
 
-impl<B> fmt::Debug for LineReader<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LineReader").field("unread", &self.unread.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!([B] LineReader<B>, this => { unread: this.unread.len() });
 
 #[cfg(test)]
 mod tests {

@@ -25,23 +25,23 @@ use crate::{
 /// One page.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Page<'a> {
+pub(super) struct Page<'a> {
     #[serde(borrow, default)]
-    kind: Option<JsonText<'a>>,
+    pub(super) kind: Option<JsonText<'a>>,
     #[serde(borrow, default)]
-    api_version: Option<JsonText<'a>>,
+    pub(super) api_version: Option<JsonText<'a>>,
     #[serde(borrow, default)]
-    metadata: Option<ListMetadata<'a>>,
+    pub(super) metadata: Option<ListMetadata<'a>>,
     /// `None` if there is no such field: the answer is no list. Go writes null for an empty list.
     #[serde(borrow, default, deserialize_with = "present")]
-    items: Option<Items<'a>>,
+    pub(super) items: Option<Items<'a>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
-struct ListMetadata<'a> {
+pub(super) struct ListMetadata<'a> {
     #[serde(borrow)]
-    resource_version: Option<JsonText<'a>>,
+    pub(super) resource_version: Option<JsonText<'a>>,
     #[serde(rename = "continue", borrow)]
     next: Option<JsonText<'a>>,
 }
@@ -177,7 +177,7 @@ pub(super) fn decode(
 }
 
 /// Deserializes the value of a field that is there.
-pub(super) fn present<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Items<'de>>, D::Error> {
+fn present<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Items<'de>>, D::Error> {
     let items: Option<Vec<&'de RawValue>> = Option::deserialize(json)?;
     Ok(Some(Items(items.unwrap_or_default())))
 }

@@ -344,11 +344,7 @@ impl Namespaces {
     }
 }
 
-impl std::fmt::Debug for Namespaces {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Namespaces").field("state", &self.state).finish_non_exhaustive()
-    }
-}
+debug_fields!(Namespaces { state });
 
 /// Lists all namespaces at one version; `None` if the API answered with different ones, or no longer has the first one.
 async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<ObjectList>>, SourceError> {

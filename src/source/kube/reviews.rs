@@ -2,7 +2,7 @@
 //!
 //! Nothing of a request or of the text of a response is in an error: either may have a token.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use serde::{Deserialize, de::DeserializeOwned};
@@ -26,23 +26,6 @@ pub struct KubeReviewer {
 #[derive(Deserialize)]
 struct Reviewed<T> {
     status: T,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct TokenStatus {
-    authenticated: bool,
-    user: UserInfo,
-    audiences: Vec<String>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct UserInfo {
-    username: String,
-    uid: String,
-    groups: Vec<String>,
-    extra: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -120,10 +103,9 @@ impl Reviewer for KubeReviewer {
             }),
         );
         async move {
-            let TokenStatus { authenticated, user, audiences } = review.await?;
-            let UserInfo { username, uid, groups, extra } = user;
-            let user = IdentityDetails { user: username, groups, uid, extra, expires: None };
-            Ok(TokenReviewed { is_authenticated: authenticated && !user.user.is_empty(), user, audiences })
+            let mut reviewed: TokenReviewed = review.await?;
+            reviewed.is_authenticated &= !reviewed.user.user.is_empty();
+            Ok(reviewed)
         }
         .boxed()
     }
@@ -134,7 +116,6 @@ impl Reviewer for KubeReviewer {
         attributes: ReviewAttributes,
     ) -> BoxFuture<'static, Result<bool, ReviewError>> {
         let IdentityDetails { user, groups, uid, extra, .. } = identity.details();
-        let ReviewAttributes { verb, group, version, resource, subresource, namespace, name } = attributes;
         let review = self.review(
             ACCESS_REVIEWS,
             &json!({
@@ -145,15 +126,7 @@ impl Reviewer for KubeReviewer {
                     "groups": groups,
                     "uid": uid,
                     "extra": extra,
-                    "resourceAttributes": {
-                        "verb": verb,
-                        "group": group,
-                        "version": version,
-                        "resource": resource,
-                        "subresource": subresource,
-                        "namespace": namespace,
-                        "name": name,
-                    },
+                    "resourceAttributes": attributes,
                 },
             }),
         );

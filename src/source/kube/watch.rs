@@ -8,7 +8,7 @@
 //!   one whose connection shows no sign of life. It keeps one that is silent over a live connection: APIs without a watch
 //!   cache, as for Events, send no bookmarks.
 
-use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -416,11 +416,4 @@ impl KubeWatch {
     }
 }
 
-impl fmt::Debug for KubeWatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KubeWatch")
-            .field("lines", &self.lines)
-            .field("deadline", &self.deadline)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(KubeWatch { lines, deadline });

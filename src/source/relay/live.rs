@@ -13,7 +13,6 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    fmt,
     pin::Pin,
     sync::Arc,
 };
@@ -341,11 +340,7 @@ impl RelayWatch {
     }
 }
 
-impl fmt::Debug for RelayWatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RelayWatch").field("position", &self.position).finish_non_exhaustive()
-    }
-}
+debug_fields!(RelayWatch { position });
 
 #[cfg(test)]
 mod tests;

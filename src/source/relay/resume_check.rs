@@ -120,14 +120,7 @@ impl ResumePoint {
         });
         let newest = present.max_by_key(|object| object.version().number()).map(Self::listed);
         let is_of_batch = |resume_point: &Self| {
-            events.iter().any(|event| match event {
-                Event::Added(of)
-                | Event::Modified(of)
-                | Event::Deleted(of)
-                | Event::NotServed(of)
-                | Event::Removed(of, _) => of.key() == resume_point.key(),
-                Event::Bookmark(_) => false,
-            })
+            events.iter().filter_map(Event::object).any(|object| object.key() == resume_point.key())
         };
         match (newest, before) {
             (Some(newest), Some(before)) if newest.version() > before.version() => Some(newest),
@@ -245,13 +238,8 @@ impl BatchChanges {
 
 /// Returns the object of a change, and true if it is deleted: the upstream deletes an object that it cannot serve.
 fn change(event: &Event) -> Option<(Arc<Object>, bool)> {
-    match event {
-        Event::Added(object) | Event::Modified(object) => Some((Arc::clone(object), false)),
-        Event::Deleted(object) | Event::NotServed(object) | Event::Removed(object, _) => {
-            Some((Arc::clone(object), true))
-        }
-        Event::Bookmark(_) => None,
-    }
+    let is_deleted = !matches!(event, Event::Added(_) | Event::Modified(_));
+    event.object().map(|object| (Arc::clone(object), is_deleted))
 }
 
 /// Describes a change, the same at every server.

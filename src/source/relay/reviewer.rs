@@ -5,7 +5,6 @@
 //! or because a proxy has removed the headers.
 
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -93,11 +92,7 @@ impl CallReviewer for RelayReviewer {
     }
 }
 
-impl fmt::Debug for RelayReviewer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RelayReviewer").field("endpoint", &self.0.config.endpoint).finish_non_exhaustive()
-    }
-}
+debug_fields!(RelayReviewer, this => { endpoint: this.0.config.endpoint });
 
 // === impl Inner ===
 

@@ -14,7 +14,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, atomic::Ordering},
     task::Waker,
 };
@@ -388,8 +387,4 @@ impl PastGauge {
     }
 }
 
-impl fmt::Debug for Past {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Past").field("head", &self.head()).finish_non_exhaustive()
-    }
-}
+debug_fields!(Past, this => { head: this.head() });

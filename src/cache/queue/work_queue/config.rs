@@ -1,6 +1,6 @@
 //! Parameters and counters of a work queue.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use super::rate_limiter::{MaxOfRateLimiter, RateLimiter, WorkKey};
 
@@ -53,8 +53,4 @@ impl<K: WorkKey> Default for WorkQueueConfig<K> {
     }
 }
 
-impl<K> fmt::Debug for WorkQueueConfig<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkQueueConfig").field("max_keys", &self.max_keys).finish_non_exhaustive()
-    }
-}
+debug_fields!([K] WorkQueueConfig<K> { max_keys });

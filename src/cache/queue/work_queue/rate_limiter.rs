@@ -1,6 +1,6 @@
 //! Delays of keys that failed: client-go's rate limiters.
 
-use std::{collections::HashMap, fmt, hash::Hash, time::Duration};
+use std::{collections::HashMap, hash::Hash, time::Duration};
 
 use tokio::time::Instant;
 
@@ -137,8 +137,4 @@ impl<K: 'static> RateLimiter<K> for MaxOfRateLimiter<K> {
     }
 }
 
-impl<K> fmt::Debug for MaxOfRateLimiter<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MaxOfRateLimiter").field("limiters", &self.limiters.len()).finish_non_exhaustive()
-    }
-}
+debug_fields!([K] MaxOfRateLimiter<K>, this => { limiters: this.limiters.len() });

@@ -1,11 +1,8 @@
 //! Interface of a stream's body to its connection.
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::task::{Context, Poll};
 
-use http_body::{Body, Frame};
+use http_body::Frame;
 use tonic::{Code, Status};
 
 use super::{SubscribeBody, error};
@@ -14,7 +11,7 @@ use crate::{
         status::{ApiError, trailers},
         subscribe::{deliveries::Deliveries, lanes::Lanes},
     },
-    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
+    transport::{BoundedBody, BoundedFrame, Exceeded, FinalFrames, Room},
 };
 
 impl BoundedBody for SubscribeBody {
@@ -83,15 +80,4 @@ impl BoundedBody for SubscribeBody {
     }
 }
 
-impl Body for SubscribeBody {
-    type Data = Chunk;
-    type Error = Status;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunk>, Status>>> {
-        self.get_mut().poll_any(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.is_over
-    }
-}
+http_body!(SubscribeBody, body => body.is_over);

@@ -1,13 +1,9 @@
 //! Interface of a watch's body to its connection: hands out what is encoded, if it fits into the room.
 
-use std::{
-    fmt,
-    pin::Pin,
-    task::{Context, Poll, ready},
-};
+use std::task::{Context, Poll, ready};
 
 use bytes::Buf;
-use http_body::{Body, Frame};
+use http_body::Frame;
 use tonic::Status;
 
 use super::{StepResult, WatchBody};
@@ -16,7 +12,7 @@ use crate::{
         status::{ApiError, trailers},
         watch_end::WatchEnd,
     },
-    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
+    transport::{BoundedBody, BoundedFrame, Exceeded, FinalFrames, Room},
     watch::Cursor,
 };
 
@@ -106,25 +102,10 @@ impl BoundedBody for WatchBody {
     }
 }
 
-impl Body for WatchBody {
-    type Data = Chunk;
-    type Error = Status;
+http_body!(WatchBody, body => body.is_over);
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunk>, Status>>> {
-        self.get_mut().poll_any(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.is_over
-    }
-}
-
-impl fmt::Debug for WatchBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WatchBody")
-            .field("resource", &self.resource.name)
-            .field("selection", &self.watch.subscribe().selection)
-            .field("position", &self.position())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(WatchBody, this => {
+    resource: this.resource.name,
+    selection: this.watch.subscribe().selection,
+    position: this.position(),
+});
