@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     cache::{Delta, Problem, ProblemReason, SourceHealth},
-    model::{Cause, Event},
+    model::{Cause, Event, EventType},
     source::problems::Problems,
     watch::DecodeError,
 };
@@ -297,10 +297,12 @@ impl Reader {
     fn take(&mut self, said: StreamEvent, begin: Position) -> Option<Delta> {
         match said {
             StreamEvent::Change(event_type, object) => {
-                if let Some(leases) = &self.leases {
-                    leases.record(event_type, object.key());
-                }
+                let leased = self.leases.as_ref().map(|leases| (leases, object.key().clone()));
                 let (event, before) = self.known.lock().apply(event_type, object);
+                let is_applied = event_type != EventType::Deleted || before.is_some();
+                if let Some((leases, key)) = leased.filter(|_| is_applied) {
+                    leases.record(event_type, &key);
+                }
                 self.confirm(before);
                 Some(Delta::event(event))
             }
