@@ -10,7 +10,7 @@
 //! - Nothing is read ahead except for one chunk, so that a consumer that takes no events blocks the writer.
 //! - After a writer of a pipe, and after an ERROR in it, the resource stays STALE until every object is confirmed, or the writer has
 //!   shown that it will not: it has sent the end of its initial events, or no unconfirmed object for `confirm_after`. The reader
-//!   then deletes the rest, as at a relist, unless an event of the writer could not be read.
+//!   then deletes the rest, as at a relist, unless an event of the writer could not be read, or is incomplete.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
@@ -262,11 +262,13 @@ impl Reader {
                     self.skipped(begin, &problem);
                     None
                 }
+                // Text that begins no event, such as a warning, is of no object.
                 Found::Garbage(begin) => {
                     self.skipped(begin, "not a watch event; continuing at the next line that begins with `{`");
                     None
                 }
                 Found::Broken(begin, end) => {
+                    self.note_unreadable();
                     let problem = format!(
                         "incomplete event, cut off at {}; continuing at the next line that begins with `{{`",
                         place(end)
@@ -361,7 +363,7 @@ impl Reader {
     /// Ends the confirmation. Returns the deletions of the unconfirmed objects, if there are any.
     fn confirmed(&mut self) -> Option<Delta> {
         let mut unconfirmed = self.unconfirmed.take()?;
-        if unconfirmed.has_unreadable && unconfirmed.count > 0 {
+        if (unconfirmed.has_unreadable || self.framer.is_within()) && unconfirmed.count > 0 {
             // It may be of one of these: what cannot be read is not absent.
             unconfirmed.waited = Duration::ZERO;
             self.unconfirmed = Some(unconfirmed);
