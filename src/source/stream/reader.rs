@@ -54,6 +54,8 @@ pub(super) struct Reader {
     leases: Option<Leases>,
     /// Version when the input was last found empty: everything before was of the writer at that time.
     drained_at: u128,
+    /// True if an event since then could not be read.
+    has_unreadable: bool,
 }
 
 /// Objects that existed before the present writer, and had no event of it.
@@ -108,6 +110,7 @@ impl Reader {
             unconfirmed: None,
             leases: config.ttl.map(Leases::new),
             drained_at,
+            has_unreadable: false,
         }
     }
 
@@ -131,7 +134,7 @@ impl Reader {
                 }
                 Ok(Ok(Received::End)) => return Err(self.end()),
                 Ok(Ok(Received::NextWriter)) => {
-                    self.expect_confirmation(self.drained_at);
+                    self.expect_confirmation(self.drained_at, self.has_unreadable);
                     continue;
                 }
                 Ok(Ok(Received::Bytes(count))) => self.unread = 0..count,
@@ -194,6 +197,7 @@ impl Reader {
                 return Ok(received);
             }
             self.drained_at = self.known.lock().version.number();
+            self.has_unreadable = false;
             let (input, chunk, leases) = (&mut self.input, &mut self.chunk, &mut self.leases);
             let received = async {
                 // Cancel-safe: a read that is dropped has read nothing.
@@ -318,7 +322,7 @@ impl Reader {
                 self.health.record_failure(format!("{}: ERROR: {failure}", place(begin)));
                 // Events may have been lost: the writer has to begin again, as a new one does.
                 let since = self.known.lock().version.number();
-                self.expect_confirmation(since);
+                self.expect_confirmation(since, false);
                 if let Some(unconfirmed) = &mut self.unconfirmed {
                     unconfirmed.has_begun = true;
                 }
@@ -327,8 +331,9 @@ impl Reader {
         }
     }
 
-    /// Makes the resource wait for a next writer to confirm the objects up to this version.
-    fn expect_confirmation(&mut self, since: u128) {
+    /// Makes the resource wait for a next writer to confirm the objects up to this version. An event that could not be read may be of
+    /// that writer already.
+    fn expect_confirmation(&mut self, since: u128, has_unreadable: bool) {
         let (count, version) = {
             let known = self.known.lock();
             (known.count_silent_since(since), known.version.number())
@@ -336,8 +341,7 @@ impl Reader {
         let is_due = self.input.has_next_writer() && count > 0;
         let Some(confirm_after) = self.confirm_after.filter(|_| is_due) else { return };
         let has_begun = version > since;
-        let (has_unreadable, waited) = (false, Duration::ZERO);
-        self.unconfirmed = Some(Unconfirmed { since, count, has_begun, has_unreadable, waited });
+        self.unconfirmed = Some(Unconfirmed { since, count, has_begun, has_unreadable, waited: Duration::ZERO });
         self.health.set_unconfirmed(true);
         let message = format!(
             "{count} objects not confirmed yet: the next writer of the pipe has to begin with all objects; those that it \
@@ -389,11 +393,12 @@ impl Reader {
         }
         self.health.mark_lost();
         let since = self.known.lock().version.number();
-        self.expect_confirmation(since);
+        self.expect_confirmation(since, false);
         if cut.is_some() { DecodeError::UnexpectedEnd } else { DecodeError::End }
     }
 
     fn note_unreadable(&mut self) {
+        self.has_unreadable = true;
         if let Some(unconfirmed) = &mut self.unconfirmed {
             unconfirmed.has_unreadable = true;
         }

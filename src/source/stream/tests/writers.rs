@@ -234,3 +234,28 @@ async fn the_objects_of_a_writer_that_was_replaced_unnoticed_must_be_confirmed_t
     drop(second);
     rig.until(SyncState::Stale).await;
 }
+
+/// The events between the last time that the pipe was empty and the change of writers may be of either.
+#[tokio::test(start_paused = true)]
+async fn an_event_that_may_be_of_a_writer_that_came_unnoticed_counts_if_it_cannot_be_read() {
+    let unreadable = r#"{"type":"ADDED","object":{"metadata":{"name":7}}}"#;
+    let half = event("ADDED", "d", 1);
+    for (of_first, of_second, is_deleted) in [("", unreadable, false), (&half[..20], "", false), (unreadable, "", true)]
+    {
+        let (_directory, path) = fifo();
+        let mut rig = Rig::open(&path).await;
+        let mut first = write(&path, "ADDED", &["a", "b"], 1);
+        first.write_all(of_first.as_bytes()).unwrap();
+        assert!(rig.next().await.starts_with("+a"));
+        assert!(rig.next().await.starts_with("+b"));
+        assert!(timeout(A_WHILE, rig.watch.next()).await.is_err(), "empty, and its writer is there");
+        drop(first);
+        tokio::time::sleep(A_WHILE).await;
+        let mut second = writer(&path);
+        let text = format!("{of_second}{}\n{}", event("ADDED", "b", 1), event("ADDED", "c", 1));
+        second.write_all(text.as_bytes()).unwrap();
+        while !rig.next().await.starts_with("+c") {}
+        let outcome = timeout(DEFAULT_CONFIRM_AFTER * 3 / 2, rig.next()).await.ok();
+        assert_eq!(outcome, is_deleted.then(|| "relist -a".to_owned()), "{of_first:?} {of_second:?}");
+    }
+}
