@@ -159,9 +159,9 @@ impl Catalog {
         objects
     }
 
-    /// Returns true if there are served objects that no file contains any more.
-    pub(super) fn has_unclaimed(&self) -> bool {
-        !self.unclaimed.is_empty()
+    /// Returns the time since which there are served objects that no file contains any more; `None` without any.
+    pub(super) fn unclaimed_since(&self) -> Option<Instant> {
+        self.unclaimed.values().map(|unclaimed| unclaimed.since).min()
     }
 
     /// Returns the known file at this path.

@@ -82,7 +82,8 @@ pub(super) type SharedEngine = Arc<Mutex<Engine>>;
 /// Result of a scan.
 #[derive(Debug)]
 pub(super) struct Scanned {
-    /// Changes; then a bookmark, unless deletions wait for the next scan: then the state differs from that of the directory.
+    /// Changes; then a bookmark, unless deletions wait for the next scans, within a rescan or of another directory: then the state
+    /// differs from that of the directory.
     pub(super) events: Vec<Event>,
     /// Time of the next scan, if it is due before the interval.
     pub(super) again_at: Option<Instant>,
@@ -186,17 +187,18 @@ impl Engine {
         // While some file's objects are unknown, one of them may be in it.
         let is_all_read = scan.pending.is_empty() && !scan.is_torn;
         let delay = if is_other { self.config.rescan } else { self.config.quiet };
+        let since = |begin: Instant| now.saturating_duration_since(begin);
         if unread.is_some() {
             self.changed_at = now;
             self.catalog.hold(now);
         } else {
-            let since = |begin: Instant| now.saturating_duration_since(begin);
             let is_certain = is_all_read && since(self.changed_at) >= delay;
             let longest = self.config.longest();
             events.extend(self.catalog.delete(|begin| is_certain || since(begin) >= longest));
         }
-        let is_waiting = self.catalog.has_unclaimed() && unread.is_none();
-        if scan.pending.is_empty() && !self.catalog.has_unclaimed() {
+        let unclaimed = self.catalog.unclaimed_since();
+        let is_waiting = unclaimed.is_some() && unread.is_none();
+        if scan.pending.is_empty() && unclaimed.is_none() {
             self.settled = Some(root.id);
         } else if is_other {
             let resource = &self.config.resource;
@@ -204,7 +206,9 @@ impl Engine {
         }
         let deleted_at = (is_waiting && is_all_read).then(|| self.changed_at + delay);
         let again_at = deleted_at.into_iter().chain(scan.again_at).min();
-        if !scan.is_torn && !(is_waiting && (is_all_read || is_other)) {
+        // In a directory that is never quiet a deletion waits for long, and the resource is not STALE meanwhile.
+        let is_soon = is_all_read && unclaimed.is_some_and(|begin| since(begin) < self.config.rescan);
+        if !scan.is_torn && !(is_waiting && (is_soon || is_other)) {
             events.push(Event::Bookmark(self.version()));
         }
         self.report(&scan, unread);
@@ -248,8 +252,8 @@ impl Engine {
         if open()? != root {
             return Err(outage(format!("the directory {directory} was replaced during the scan")));
         }
-        let had_files =
-            self.catalog.has_unclaimed() || scan.changes.iter().any(|of| matches!(of.content, Content::Absent));
+        let had_files = self.catalog.unclaimed_since().is_some()
+            || scan.changes.iter().any(|of| matches!(of.content, Content::Absent));
         if scan.seen.is_empty() && had_files && !self.is_settled(&root) {
             return Err(outage(format!(
                 "the directory {directory} was replaced by one without manifests, as when a volume is unmounted; mount it or \

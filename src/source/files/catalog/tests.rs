@@ -137,7 +137,7 @@ fn an_object_that_moves_is_no_event_and_stays_until_it_is_deleted() {
     let has = read(&catalog, "b.yaml", &[("z", 1), ("x", 1)]);
     assert_eq!(catalog.apply(vec![has], begin), []);
     assert!(Arc::ptr_eq(&catalog.objects()[0], &before[0]));
-    assert_eq!((catalog.has_unclaimed(), catalog.delete(|_| true)), (false, vec![]));
+    assert_eq!((catalog.unclaimed_since(), catalog.delete(|_| true)), (None, vec![]));
     catalog.apply(vec![gone("b.yaml")], begin);
     let changed = read(&catalog, "a.yaml", &[("x", 2)]);
     assert_eq!(shown(&catalog.apply(vec![changed], later)), ["~x=2@abc.2"]);

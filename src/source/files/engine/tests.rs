@@ -166,6 +166,21 @@ async fn a_directory_that_changes_all_the_time_delays_deletions_for_a_bounded_ti
     assert_eq!(rig.scan(), "-b");
 }
 
+/// A log that is written beside the manifests: the directory is never quiet.
+#[tokio::test(start_paused = true)]
+async fn an_uncertain_deletion_withholds_bookmarks_for_a_rescan_at_most() {
+    let mut rig = Rig::new(&["a.json", "b.json"]);
+    rig.remove("a.json");
+    let mut bookmarks = Vec::new();
+    for _ in 0..3 {
+        rig.engine.disturb(Instant::now());
+        let scanned = rig.engine.scan(None, &CancellationToken::new()).unwrap();
+        bookmarks.push(matches!(scanned.events[..], [Event::Bookmark(_)]));
+        advance(RESCAN / 2).await;
+    }
+    assert_eq!(bookmarks, [false, false, true]);
+}
+
 /// The file that loses the object is applied at once, the one that gains it a rescan later.
 #[tokio::test(start_paused = true)]
 async fn an_object_that_moves_into_a_file_with_fewer_objects_is_not_deleted() {
