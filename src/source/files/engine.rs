@@ -96,6 +96,9 @@ struct SavedFiles {
     directory: Option<DirectoryId>,
     /// Paths, and the namespaces and names of the objects in each file.
     files: Vec<(String, Vec<(String, String)>)>,
+    /// Mount points below the directory. Earlier versions did not save them.
+    #[serde(default)]
+    mounts: BTreeMap<String, DirectoryId>,
 }
 
 // === impl Engine ===
@@ -130,7 +133,7 @@ impl Engine {
     ///
     /// If the proof cannot be read.
     pub(super) fn resume(&mut self, list: &mut List, proof: &[u8]) -> Result<(), String> {
-        let SavedFiles { directory, files } =
+        let SavedFiles { directory, files, mounts } =
             serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
         let mut known = Vec::with_capacity(files.len());
         for (path, keys) in files {
@@ -144,7 +147,7 @@ impl Engine {
         }
         self.has_had_files |= !known.is_empty();
         self.catalog.resume(known, list.objects.clone());
-        self.settled = directory;
+        (self.settled, self.mounts) = (directory, mounts);
         self.report_incomplete("the directory has not been read since the start");
         Ok(())
     }
@@ -154,7 +157,8 @@ impl Engine {
         let directory = self.settled.filter(|_| self.catalog.version().number() > 0)?;
         let key = |key: &ObjectKey| (key.namespace().to_owned(), key.name().to_owned());
         let files = self.catalog.keys().map(|(path, keys)| (path.to_string(), keys.map(key).collect()));
-        serde_json::to_vec(&SavedFiles { directory: Some(directory), files: files.collect() }).ok()
+        let mounts = self.mounts.clone();
+        serde_json::to_vec(&SavedFiles { directory: Some(directory), files: files.collect(), mounts }).ok()
     }
 
     /// Scans, and returns all objects.

@@ -181,6 +181,24 @@ async fn an_uncertain_deletion_withholds_bookmarks_for_a_rescan_at_most() {
     assert_eq!(bookmarks, [false, false, true]);
 }
 
+/// At the boot of a machine the server may come before a volume below its directory.
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_is_not_mounted_after_a_restart_keeps_its_objects() {
+    let mut rig = Rig::new(&["a.json", "volume/b.json"]);
+    rig.engine.mounts.insert("volume/".to_owned(), Root::open(rig.dir.path()).unwrap().id);
+    let (mut list, proof) =
+        (List::new(rig.engine.catalog.objects(), rig.engine.version()), rig.engine.proof().unwrap());
+    rig.engine = Engine::new(Arc::clone(&rig.engine.config), "def".into(), SourceHealth::new(RESCAN, RESCAN));
+    rig.engine.resume(&mut list, &proof).unwrap();
+    rig.remove("volume/b.json");
+    for _ in 0..2 * MAX_RESCANS {
+        assert_eq!(rig.scan(), "");
+        advance(RESCAN).await;
+    }
+    rig.write("volume/c.json");
+    assert_eq!(rig.scan(), "+c ?", "there are files again");
+}
+
 /// The file that loses the object is applied at once, the one that gains it a rescan later.
 #[tokio::test(start_paused = true)]
 async fn an_object_that_moves_into_a_file_with_fewer_objects_is_not_deleted() {
