@@ -284,8 +284,9 @@ impl<'a> Scanner<'a> {
             }
         };
         let facts = |quality| Facts { writer, unmodified, quality };
+        let earlier = self.pending.get(path).copied().flatten();
         if let Some(reason) = facts(if is_torn { Quality::Torn } else { Quality::Bytes }).reason_to_wait(self.config) {
-            return Err((reason, None));
+            return Err((reason, earlier));
         }
         let Decoded { objects, unread } = if decode::is_blank(bytes) {
             let unread = || Unread { count: 1, reason: BLANK.into() };
@@ -306,7 +307,7 @@ impl<'a> Scanner<'a> {
             (None, None) => Quality::Good,
         };
         if let Some(reason) = facts(quality).reason_to_wait(self.config) {
-            return Err((reason, fewer.filter(|_| unread.is_none())));
+            return Err((reason, if unread.is_some() { earlier } else { fewer }));
         }
         let content = match unread {
             None => Content::Objects(objects),

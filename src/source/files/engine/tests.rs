@@ -274,6 +274,26 @@ async fn a_file_without_a_notice_is_applied_once_unmodified_for_a_while() {
     assert_eq!(rig.scan_with(Some(&mut notices)), "+d");
 }
 
+/// It is open at one scan and has fewer objects than before at the next.
+#[tokio::test(start_paused = true)]
+async fn a_file_with_fewer_objects_that_is_written_again_and_again_is_applied_in_the_end() {
+    let mut rig = Rig::new(&[]);
+    rig.write_all("a.json", &["x", "y", "z"]);
+    assert_eq!(rig.scan(), "+x +y +z");
+    let mut notices = Notices::new(|_, _| Ok(Box::new(())));
+    let path = rig.root().join("a.json");
+    let mut seen = Vec::new();
+    for at in 0..=2 * MAX_RESCANS {
+        notices.dirty().note(path.clone(), true);
+        assert_eq!(rig.scan_with(Some(&mut notices)), "");
+        fs::write(&path, format!(r#"{{"metadata":{{"name":"x"}},"at":{at}}}"#)).unwrap();
+        notices.dirty().note(path.clone(), false);
+        seen.push(rig.scan_with(Some(&mut notices)));
+        advance(RESCAN / 2).await;
+    }
+    assert_eq!((seen.pop().as_deref(), seen.concat().as_str()), (Some("~x ?"), ""), "after six rescans");
+}
+
 /// Its content before it was deleted is older than that of another file since.
 #[tokio::test(start_paused = true)]
 async fn a_file_that_is_written_again_is_not_the_one_that_was_deleted() {
