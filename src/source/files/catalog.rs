@@ -217,7 +217,7 @@ impl Catalog {
 
     /// Returns the first of these that may contain any object: it has more parts than last good objects.
     pub(super) fn unknown(&self) -> Option<(&Arc<str>, &Unread)> {
-        let mut unknown = self.unread().filter(|(_, unread, kept)| unread.count > *kept);
+        let mut unknown = self.unread().filter(|(_, unread, kept)| unread.count.is_none_or(|count| count > *kept));
         unknown.next().map(|(path, unread, _)| (path, unread))
     }
 

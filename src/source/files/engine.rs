@@ -386,7 +386,8 @@ impl Engine {
         }
         for (path, unread, kept) in self.catalog.unread() {
             let kept_objects = if kept > 0 { "; its last good objects are kept" } else { "" };
-            let kept_all = if unread.count > kept { "; nothing is deleted until it can be read" } else { "" };
+            let may_be_any = unread.count.is_none_or(|count| count > kept);
+            let kept_all = if may_be_any { "; nothing is deleted until it can be read" } else { "" };
             problems.insert(escaped(path).into_owned(), format!("{}{kept_objects}{kept_all}", unread.reason));
         }
         problems.extend(outside.iter().map(|(path, reason)| (path.clone(), reason.clone())));

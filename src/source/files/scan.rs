@@ -265,7 +265,7 @@ impl<'a> Scanner<'a> {
         let change =
             |stamp, is_trusted, content| Ok(Some(FileChange { path: path.clone(), stamp, is_trusted, content }));
         let invalid = |stamp: Option<Stamp>, reason: String| {
-            change(stamp, stamp.is_some(), Content::Partial(Vec::new(), Unread { count: 1, reason }))
+            change(stamp, stamp.is_some(), Content::Partial(Vec::new(), Unread { count: Some(1), reason }))
         };
         let (stamp, is_trusted, is_torn, bytes) = match self.reader.read(&self.root.path, absolute) {
             Ok(Outcome::Bytes { stamp, is_trusted, is_torn, bytes }) => (stamp, is_trusted, is_torn, bytes),
@@ -289,7 +289,7 @@ impl<'a> Scanner<'a> {
             return Err((reason, earlier));
         }
         let Decoded { objects, unread } = if decode::is_blank(bytes) {
-            let unread = || Unread { count: 1, reason: BLANK.into() };
+            let unread = || Unread { count: Some(1), reason: BLANK.into() };
             Decoded { unread: self.catalog.may_have_had(path).then(unread), ..Decoded::default() }
         } else {
             decode::decode(path, format, bytes, self.config.kind.as_deref(), &self.version)
