@@ -175,11 +175,16 @@ impl Engine {
         cancelled: &CancellationToken,
     ) -> Result<Scanned, SourceError> {
         let outcome = self.walk(notices, cancelled);
+        let now = Instant::now();
         if !cancelled.is_cancelled() {
             self.report_outage(outcome.as_ref().err().map(ToString::to_string));
+            if outcome.is_err() {
+                // Its time is no quiet one: the next scan may fall into the middle of a clone.
+                self.changed_at = now;
+                self.catalog.hold(now);
+            }
         }
         let (root, mut scan) = outcome?;
-        let now = Instant::now();
         let is_other = !self.is_settled(&root);
         let is_change = |change: &FileChange| matches!(change.content, Content::Objects(_) | Content::Absent);
         if scan.changes.iter().any(is_change) {

@@ -181,6 +181,23 @@ async fn an_uncertain_deletion_withholds_bookmarks_for_a_rescan_at_most() {
     assert_eq!(bookmarks, [false, false, true]);
 }
 
+/// A clone in which a scan finds a part of the files, after the directory was missing for a while.
+#[tokio::test(start_paused = true)]
+async fn the_time_of_an_outage_makes_no_deletion_certain() {
+    for outage in [RESCAN, RESCAN * (MAX_RESCANS + 1)] {
+        let mut rig = Rig::new(&["a.json", "b.json"]);
+        rig.remove("a.json");
+        assert_eq!(rig.scan(), "?");
+        fs::rename(rig.root(), rig.dir.path().join("old")).unwrap();
+        advance(outage).await;
+        assert!(rig.scan().contains("does not exist"));
+        rig.write("b.json");
+        assert_eq!(rig.scan(), "?", "{outage:?}");
+        advance(RESCAN).await;
+        assert_eq!(rig.scan(), "-a");
+    }
+}
+
 /// At the boot of a machine the server may come before a volume below its directory.
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_is_not_mounted_after_a_restart_keeps_its_objects() {
