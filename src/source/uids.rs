@@ -69,6 +69,12 @@ impl Uids {
         self.repeated.remove(served.key());
     }
 
+    /// Returns true if a served object may be the one with this uid: its own, or that with which it is served.
+    pub(super) fn may_be(&self, served: &Object, uid: &str) -> bool {
+        let own = self.repeated.get(served.key()).map_or("", |own| own);
+        served.uid().is_empty() || ["", served.uid(), own].contains(&uid)
+    }
+
     /// Returns the objects with another uid than their own, with the object that has it, if there still is one.
     pub(super) fn repeated(&self) -> impl Iterator<Item = (&ObjectKey, &str, Option<&ObjectKey>)> {
         self.repeated.iter().map(|(key, own)| (key, &**own, self.of.get(own)))

@@ -159,9 +159,9 @@ impl Catalog {
         objects
     }
 
-    /// Returns true if there are served objects that no file contains any more.
-    pub(super) fn has_unclaimed(&self) -> bool {
-        !self.unclaimed.is_empty()
+    /// Returns the time since which there are served objects that no file contains any more; `None` without any.
+    pub(super) fn unclaimed_since(&self) -> Option<Instant> {
+        self.unclaimed.values().map(|unclaimed| unclaimed.since).min()
     }
 
     /// Returns the known file at this path.
@@ -217,7 +217,7 @@ impl Catalog {
 
     /// Returns the first of these that may contain any object: it has more parts than last good objects.
     pub(super) fn unknown(&self) -> Option<(&Arc<str>, &Unread)> {
-        let mut unknown = self.unread().filter(|(_, unread, kept)| unread.count > *kept);
+        let mut unknown = self.unread().filter(|(_, unread, kept)| unread.count.is_none_or(|count| count > *kept));
         unknown.next().map(|(path, unread, _)| (path, unread))
     }
 

@@ -54,8 +54,8 @@ pub(super) struct Decoded {
 /// Parts of a file that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Unread {
-    /// Number of these parts, as far as it is known; at least 1.
-    pub(super) count: usize,
+    /// Number of these parts, at least 1; `None` if it is unknown.
+    pub(super) count: Option<usize>,
     /// Places and problems of the first of them, in one line.
     pub(super) reason: String,
 }
@@ -75,6 +75,8 @@ struct Decoder<'a> {
     faults: Vec<String>,
     /// Number of all faults.
     count: usize,
+    /// True if one of them may be any number of objects.
+    is_uncounted: bool,
 }
 
 /// Part of a file in which faults are searched.
@@ -148,7 +150,11 @@ pub(super) fn decode(
 ) -> Decoded {
     let text = match decoded(bytes) {
         Ok(text) => text,
-        Err(reason) => return Decoded { unread: Some(Unread { count: 1, reason }), ..Decoded::default() },
+        Err(reason) => {
+            // Text in another encoding may have any objects. Binary data, which has zeros, has none.
+            let unread = Some(Unread { count: bytes.contains(&0).then_some(1), reason });
+            return Decoded { unread, ..Decoded::default() };
+        }
     };
     let empty = || Decoder::new(path, kind, version);
     let is_json_like = text.trim_start().starts_with(['{', '[']);
@@ -172,25 +178,28 @@ pub(super) fn decode(
 impl<'a> Decoder<'a> {
     fn new(path: &'a str, kind: Option<&'a str>, version: &'a ResourceVersion) -> Self {
         let (part, within, objects, faults) = (Part::Whole, String::new(), Vec::new(), Vec::new());
-        Self { path, kind, version, part, within, unnamed: 0, objects, faults, count: 0 }
+        Self { path, kind, version, part, within, unnamed: 0, objects, faults, count: 0, is_uncounted: false }
     }
 
     fn finish(self) -> Decoded {
-        let Self { objects, faults, count, .. } = self;
+        let Self { objects, faults, count, is_uncounted, .. } = self;
         let (shown, more) = (faults.join("; "), count.saturating_sub(faults.len()));
         let reason = if more == 0 { shown } else { format!("{shown}; and {more} more") };
-        Decoded { objects, unread: (count > 0).then_some(Unread { count, reason }) }
+        Decoded { objects, unread: (count > 0).then_some(Unread { count: (!is_uncounted).then_some(count), reason }) }
     }
 
     fn json(mut self, text: &'a str) -> Decoded {
         self.part = Part::Json(text);
-        for (at, value) in serde_json::Deserializer::from_str(text).into_iter::<&RawValue>().enumerate() {
+        let mut values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+        for at in 0.. {
+            let Some(value) = values.next() else { break };
             self.within = if at > 0 { format!("value {}, ", at + 1) } else { String::new() };
             match value {
                 Ok(value) => self.value(value.get().as_bytes(), &Implied::default(), &mut Vec::new()),
                 Err(error) => {
                     let place = Some((error.line(), error.column()));
                     self.fault(&[], &[], Problem::Other(without_place(&error)), place);
+                    self.is_uncounted = !error.is_eof() && may_hold_several(&text[values.byte_offset()..]);
                     break;
                 }
             }
@@ -371,6 +380,13 @@ impl<'a> Decoder<'a> {
         };
         self.faults.push(one_line(&format!("{}{place}{way}{problem}", self.within)));
     }
+}
+
+/// Returns true if a text that begins with broken JSON may hold several objects: a list, or a value after that one. Within a value, a map
+/// follows `:`, `,` or `[`.
+fn may_hold_several(text: &str) -> bool {
+    let is_next = |at: usize| at > 0 && !text[..at].trim_end().ends_with([':', ',', '[']);
+    text.contains("\"items\"") || text.match_indices('{').any(|(at, _)| is_next(at))
 }
 
 /// Returns the problem without its place, which is that in a part of the file.

@@ -82,7 +82,8 @@ pub(super) type SharedEngine = Arc<Mutex<Engine>>;
 /// Result of a scan.
 #[derive(Debug)]
 pub(super) struct Scanned {
-    /// Changes; then a bookmark, unless deletions wait for the next scan: then the state differs from that of the directory.
+    /// Changes; then a bookmark, unless deletions wait for the next scans, within a rescan or of another directory: then the state
+    /// differs from that of the directory.
     pub(super) events: Vec<Event>,
     /// Time of the next scan, if it is due before the interval.
     pub(super) again_at: Option<Instant>,
@@ -95,6 +96,9 @@ struct SavedFiles {
     directory: Option<DirectoryId>,
     /// Paths, and the namespaces and names of the objects in each file.
     files: Vec<(String, Vec<(String, String)>)>,
+    /// Mount points below the directory. Earlier versions did not save them.
+    #[serde(default)]
+    mounts: BTreeMap<String, DirectoryId>,
 }
 
 // === impl Engine ===
@@ -129,7 +133,7 @@ impl Engine {
     ///
     /// If the proof cannot be read.
     pub(super) fn resume(&mut self, list: &mut List, proof: &[u8]) -> Result<(), String> {
-        let SavedFiles { directory, files } =
+        let SavedFiles { directory, files, mounts } =
             serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
         let mut known = Vec::with_capacity(files.len());
         for (path, keys) in files {
@@ -143,7 +147,7 @@ impl Engine {
         }
         self.has_had_files |= !known.is_empty();
         self.catalog.resume(known, list.objects.clone());
-        self.settled = directory;
+        (self.settled, self.mounts) = (directory, mounts);
         self.report_incomplete("the directory has not been read since the start");
         Ok(())
     }
@@ -153,7 +157,8 @@ impl Engine {
         let directory = self.settled.filter(|_| self.catalog.version().number() > 0)?;
         let key = |key: &ObjectKey| (key.namespace().to_owned(), key.name().to_owned());
         let files = self.catalog.keys().map(|(path, keys)| (path.to_string(), keys.map(key).collect()));
-        serde_json::to_vec(&SavedFiles { directory: Some(directory), files: files.collect() }).ok()
+        let mounts = self.mounts.clone();
+        serde_json::to_vec(&SavedFiles { directory: Some(directory), files: files.collect(), mounts }).ok()
     }
 
     /// Scans, and returns all objects.
@@ -170,11 +175,16 @@ impl Engine {
         cancelled: &CancellationToken,
     ) -> Result<Scanned, SourceError> {
         let outcome = self.walk(notices, cancelled);
+        let now = Instant::now();
         if !cancelled.is_cancelled() {
             self.report_outage(outcome.as_ref().err().map(ToString::to_string));
+            if outcome.is_err() {
+                // Its time is no quiet one: the next scan may fall into the middle of a clone.
+                self.changed_at = now;
+                self.catalog.hold(now);
+            }
         }
         let (root, mut scan) = outcome?;
-        let now = Instant::now();
         let is_other = !self.is_settled(&root);
         let is_change = |change: &FileChange| matches!(change.content, Content::Objects(_) | Content::Absent);
         if scan.changes.iter().any(is_change) {
@@ -186,17 +196,18 @@ impl Engine {
         // While some file's objects are unknown, one of them may be in it.
         let is_all_read = scan.pending.is_empty() && !scan.is_torn;
         let delay = if is_other { self.config.rescan } else { self.config.quiet };
+        let since = |begin: Instant| now.saturating_duration_since(begin);
         if unread.is_some() {
             self.changed_at = now;
             self.catalog.hold(now);
         } else {
-            let since = |begin: Instant| now.saturating_duration_since(begin);
             let is_certain = is_all_read && since(self.changed_at) >= delay;
             let longest = self.config.longest();
             events.extend(self.catalog.delete(|begin| is_certain || since(begin) >= longest));
         }
-        let is_waiting = self.catalog.has_unclaimed() && unread.is_none();
-        if scan.pending.is_empty() && !self.catalog.has_unclaimed() {
+        let unclaimed = self.catalog.unclaimed_since();
+        let is_waiting = unclaimed.is_some() && unread.is_none();
+        if scan.pending.is_empty() && unclaimed.is_none() {
             self.settled = Some(root.id);
         } else if is_other {
             let resource = &self.config.resource;
@@ -204,7 +215,9 @@ impl Engine {
         }
         let deleted_at = (is_waiting && is_all_read).then(|| self.changed_at + delay);
         let again_at = deleted_at.into_iter().chain(scan.again_at).min();
-        if !scan.is_torn && !(is_waiting && (is_all_read || is_other)) {
+        // In a directory that is never quiet a deletion waits for long, and the resource is not STALE meanwhile.
+        let is_soon = is_all_read && unclaimed.is_some_and(|begin| since(begin) < self.config.rescan);
+        if !scan.is_torn && !(is_waiting && (is_soon || is_other)) {
             events.push(Event::Bookmark(self.version()));
         }
         self.report(&scan, unread);
@@ -248,8 +261,8 @@ impl Engine {
         if open()? != root {
             return Err(outage(format!("the directory {directory} was replaced during the scan")));
         }
-        let had_files =
-            self.catalog.has_unclaimed() || scan.changes.iter().any(|of| matches!(of.content, Content::Absent));
+        let had_files = self.catalog.unclaimed_since().is_some()
+            || scan.changes.iter().any(|of| matches!(of.content, Content::Absent));
         if scan.seen.is_empty() && had_files && !self.is_settled(&root) {
             return Err(outage(format!(
                 "the directory {directory} was replaced by one without manifests, as when a volume is unmounted; mount it or \
@@ -378,7 +391,8 @@ impl Engine {
         }
         for (path, unread, kept) in self.catalog.unread() {
             let kept_objects = if kept > 0 { "; its last good objects are kept" } else { "" };
-            let kept_all = if unread.count > kept { "; nothing is deleted until it can be read" } else { "" };
+            let may_be_any = unread.count.is_none_or(|count| count > kept);
+            let kept_all = if may_be_any { "; nothing is deleted until it can be read" } else { "" };
             problems.insert(escaped(path).into_owned(), format!("{}{kept_objects}{kept_all}", unread.reason));
         }
         problems.extend(outside.iter().map(|(path, reason)| (path.clone(), reason.clone())));

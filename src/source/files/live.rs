@@ -6,8 +6,8 @@
 //! Invariants:
 //! - At most one scan runs; its events are delivered before the next one begins. That bounds the queue: one event for each
 //!   changed object, which it shares with the catalog.
-//! - A bookmark follows the changes of every scan, unless an object is in no file without a certain deletion: no bookmark comes
-//!   while the directory is absent or being replaced.
+//! - A bookmark follows the changes of every scan, unless an object has been in no file for less than a rescan: its deletion comes
+//!   first. No bookmark comes while the directory is absent or being replaced.
 //! - A burst of changes is checked once: after a quiet period, or when it has lasted [`BURST`] quiet periods. After a scan comes a
 //!   pause of the same length: a large directory that changes all the time is not scanned all the time.
 //! - The first step is a scan, which finds the changes since the list.

@@ -265,7 +265,7 @@ impl<'a> Scanner<'a> {
         let change =
             |stamp, is_trusted, content| Ok(Some(FileChange { path: path.clone(), stamp, is_trusted, content }));
         let invalid = |stamp: Option<Stamp>, reason: String| {
-            change(stamp, stamp.is_some(), Content::Partial(Vec::new(), Unread { count: 1, reason }))
+            change(stamp, stamp.is_some(), Content::Partial(Vec::new(), Unread { count: Some(1), reason }))
         };
         let (stamp, is_trusted, is_torn, bytes) = match self.reader.read(&self.root.path, absolute) {
             Ok(Outcome::Bytes { stamp, is_trusted, is_torn, bytes }) => (stamp, is_trusted, is_torn, bytes),
@@ -284,11 +284,12 @@ impl<'a> Scanner<'a> {
             }
         };
         let facts = |quality| Facts { writer, unmodified, quality };
+        let earlier = self.pending.get(path).copied().flatten();
         if let Some(reason) = facts(if is_torn { Quality::Torn } else { Quality::Bytes }).reason_to_wait(self.config) {
-            return Err((reason, None));
+            return Err((reason, earlier));
         }
         let Decoded { objects, unread } = if decode::is_blank(bytes) {
-            let unread = || Unread { count: 1, reason: BLANK.into() };
+            let unread = || Unread { count: Some(1), reason: BLANK.into() };
             Decoded { unread: self.catalog.may_have_had(path).then(unread), ..Decoded::default() }
         } else {
             decode::decode(path, format, bytes, self.config.kind.as_deref(), &self.version)
@@ -306,7 +307,7 @@ impl<'a> Scanner<'a> {
             (None, None) => Quality::Good,
         };
         if let Some(reason) = facts(quality).reason_to_wait(self.config) {
-            return Err((reason, fewer.filter(|_| unread.is_none())));
+            return Err((reason, if unread.is_some() { earlier } else { fewer }));
         }
         let content = match unread {
             None => Content::Objects(objects),

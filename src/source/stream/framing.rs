@@ -166,10 +166,14 @@ impl Framer {
         (at, None)
     }
 
+    /// Returns true inside an event, whose end has not come yet.
+    pub(super) fn is_within(&self) -> bool {
+        !matches!(self.state, State::Between | State::Lost)
+    }
+
     /// Ends the input, or that of one writer. Returns the start of the event that was cut off.
     pub(super) fn end(&mut self) -> Option<Position> {
-        let is_within = !matches!(self.state, State::Between | State::Lost);
-        let cut = (is_within && !self.is_too_large).then_some(self.begin);
+        let cut = (self.is_within() && !self.is_too_large).then_some(self.begin);
         self.forget();
         (self.state, self.at_line_start) = (State::Between, true);
         cut

@@ -49,8 +49,7 @@ impl StreamState {
         self.version.clone_from(object.version());
         let now = self.version.number();
         if event_type == EventType::Deleted {
-            let before = self.remove(object.key()).map(|(_, before)| before);
-            return (Event::Deleted(Arc::new(object)), before);
+            return self.delete(object);
         }
         let old = self.objects.get(object.key()).map(|KeyedObject(old)| Arc::clone(old));
         let before = old.as_ref().map(|old| self.last_event(old));
@@ -71,6 +70,18 @@ impl StreamState {
         }
         let event = if event_type == EventType::Added { Event::Added(object) } else { Event::Modified(object) };
         (event, before)
+    }
+
+    /// Applies a deletion, unless it is that of an earlier object with the same key. Returns what [`StreamState::apply`] does.
+    fn delete(&mut self, object: Object) -> (Event, Option<u128>) {
+        let held = self.objects.get(object.key()).filter(|KeyedObject(held)| self.uids.may_be(held, object.uid()));
+        let Some(KeyedObject(held)) = held else {
+            return (Event::Deleted(Arc::new(object)), None);
+        };
+        // The cache deletes the object with the uid that it is served with.
+        let object = object.with_uid(held.uid());
+        let before = self.remove(object.key()).map(|(_, before)| before);
+        (Event::Deleted(Arc::new(object)), before)
     }
 
     /// Returns the version of the last event of an object.
@@ -188,6 +199,25 @@ mod tests {
         assert_eq!(put(&mut known, "b"), "u/b", "the same object");
         known.remove_silent_since(2);
         assert_eq!((put(&mut known, "c"), put(&mut known, "b")), ("u".to_owned(), "u/b".to_owned()), "a is gone");
+    }
+
+    #[test]
+    fn a_deletion_is_of_the_object_with_its_uid() {
+        let mut known = StreamState::new("a.1".parse().unwrap());
+        let mut event = |event_type, name: &str, uid: &str| {
+            let key = ObjectKey::new("", name).unwrap();
+            let object = Object::from_json_of(key, uid, Bytes::from_static(b"{}"), known.version.next()).unwrap();
+            let (event, before) = known.apply(event_type, object);
+            let (Event::Added(object) | Event::Deleted(object)) = event else { panic!("{event:?}") };
+            (object.uid().to_owned(), before, known.list().objects.len())
+        };
+        event(EventType::Added, "a", "u");
+        event(EventType::Added, "b", "u");
+        assert_eq!(event(EventType::Deleted, "b", "u"), ("u/b".to_owned(), Some(3), 1), "as it is served");
+        event(EventType::Added, "b", "2");
+        assert_eq!(event(EventType::Deleted, "b", "1"), ("1".to_owned(), None, 2), "of an earlier object");
+        assert_eq!(event(EventType::Deleted, "b", ""), ("2".to_owned(), Some(5), 1), "of any");
+        assert_eq!(event(EventType::Deleted, "b", "2"), ("2".to_owned(), None, 1));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! - Nothing is read ahead except for one chunk, so that a consumer that takes no events blocks the writer.
 //! - After a writer of a pipe, and after an ERROR in it, the resource stays STALE until every object is confirmed, or the writer has
 //!   shown that it will not: it has sent the end of its initial events, or no unconfirmed object for `confirm_after`. The reader
-//!   then deletes the rest, as at a relist, unless an event of the writer could not be read.
+//!   then deletes the rest, as at a relist, unless an event of the writer could not be read, or is incomplete.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     cache::{Delta, Problem, ProblemReason, SourceHealth},
-    model::{Cause, Event},
+    model::{Cause, Event, EventType},
     source::problems::Problems,
     watch::DecodeError,
 };
@@ -54,6 +54,8 @@ pub(super) struct Reader {
     leases: Option<Leases>,
     /// Version when the input was last found empty: everything before was of the writer at that time.
     drained_at: u128,
+    /// True if an event since then could not be read.
+    has_unreadable: bool,
 }
 
 /// Objects that existed before the present writer, and had no event of it.
@@ -108,6 +110,7 @@ impl Reader {
             unconfirmed: None,
             leases: config.ttl.map(Leases::new),
             drained_at,
+            has_unreadable: false,
         }
     }
 
@@ -131,7 +134,7 @@ impl Reader {
                 }
                 Ok(Ok(Received::End)) => return Err(self.end()),
                 Ok(Ok(Received::NextWriter)) => {
-                    self.expect_confirmation(self.drained_at);
+                    self.expect_confirmation(self.drained_at, self.has_unreadable);
                     continue;
                 }
                 Ok(Ok(Received::Bytes(count))) => self.unread = 0..count,
@@ -194,6 +197,7 @@ impl Reader {
                 return Ok(received);
             }
             self.drained_at = self.known.lock().version.number();
+            self.has_unreadable = false;
             let (input, chunk, leases) = (&mut self.input, &mut self.chunk, &mut self.leases);
             let received = async {
                 // Cancel-safe: a read that is dropped has read nothing.
@@ -262,11 +266,13 @@ impl Reader {
                     self.skipped(begin, &problem);
                     None
                 }
+                // Text that begins no event, such as a warning, is of no object.
                 Found::Garbage(begin) => {
                     self.skipped(begin, "not a watch event; continuing at the next line that begins with `{`");
                     None
                 }
                 Found::Broken(begin, end) => {
+                    self.note_unreadable();
                     let problem = format!(
                         "incomplete event, cut off at {}; continuing at the next line that begins with `{{`",
                         place(end)
@@ -297,10 +303,12 @@ impl Reader {
     fn take(&mut self, said: StreamEvent, begin: Position) -> Option<Delta> {
         match said {
             StreamEvent::Change(event_type, object) => {
-                if let Some(leases) = &self.leases {
-                    leases.record(event_type, object.key());
-                }
+                let leased = self.leases.as_ref().map(|leases| (leases, object.key().clone()));
                 let (event, before) = self.known.lock().apply(event_type, object);
+                let is_applied = event_type != EventType::Deleted || before.is_some();
+                if let Some((leases, key)) = leased.filter(|_| is_applied) {
+                    leases.record(event_type, &key);
+                }
                 self.confirm(before);
                 Some(Delta::event(event))
             }
@@ -314,7 +322,7 @@ impl Reader {
                 self.health.record_failure(format!("{}: ERROR: {failure}", place(begin)));
                 // Events may have been lost: the writer has to begin again, as a new one does.
                 let since = self.known.lock().version.number();
-                self.expect_confirmation(since);
+                self.expect_confirmation(since, false);
                 if let Some(unconfirmed) = &mut self.unconfirmed {
                     unconfirmed.has_begun = true;
                 }
@@ -323,8 +331,9 @@ impl Reader {
         }
     }
 
-    /// Makes the resource wait for a next writer to confirm the objects up to this version.
-    fn expect_confirmation(&mut self, since: u128) {
+    /// Makes the resource wait for a next writer to confirm the objects up to this version. An event that could not be read may be of
+    /// that writer already.
+    fn expect_confirmation(&mut self, since: u128, has_unreadable: bool) {
         let (count, version) = {
             let known = self.known.lock();
             (known.count_silent_since(since), known.version.number())
@@ -332,8 +341,7 @@ impl Reader {
         let is_due = self.input.has_next_writer() && count > 0;
         let Some(confirm_after) = self.confirm_after.filter(|_| is_due) else { return };
         let has_begun = version > since;
-        let (has_unreadable, waited) = (false, Duration::ZERO);
-        self.unconfirmed = Some(Unconfirmed { since, count, has_begun, has_unreadable, waited });
+        self.unconfirmed = Some(Unconfirmed { since, count, has_begun, has_unreadable, waited: Duration::ZERO });
         self.health.set_unconfirmed(true);
         let message = format!(
             "{count} objects not confirmed yet: the next writer of the pipe has to begin with all objects; those that it \
@@ -359,7 +367,7 @@ impl Reader {
     /// Ends the confirmation. Returns the deletions of the unconfirmed objects, if there are any.
     fn confirmed(&mut self) -> Option<Delta> {
         let mut unconfirmed = self.unconfirmed.take()?;
-        if unconfirmed.has_unreadable && unconfirmed.count > 0 {
+        if (unconfirmed.has_unreadable || self.framer.is_within()) && unconfirmed.count > 0 {
             // It may be of one of these: what cannot be read is not absent.
             unconfirmed.waited = Duration::ZERO;
             self.unconfirmed = Some(unconfirmed);
@@ -385,11 +393,12 @@ impl Reader {
         }
         self.health.mark_lost();
         let since = self.known.lock().version.number();
-        self.expect_confirmation(since);
+        self.expect_confirmation(since, false);
         if cut.is_some() { DecodeError::UnexpectedEnd } else { DecodeError::End }
     }
 
     fn note_unreadable(&mut self) {
+        self.has_unreadable = true;
         if let Some(unconfirmed) = &mut self.unconfirmed {
             unconfirmed.has_unreadable = true;
         }

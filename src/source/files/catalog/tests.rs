@@ -35,7 +35,7 @@ fn change(path: &str, content: Content) -> FileChange {
 /// Returns a read of a file that has a part that cannot be read, beside these objects.
 fn partial(catalog: &Catalog, path: &str, manifest: &[(&str, u8)]) -> FileChange {
     let objects = manifest.iter().map(|(name, value)| object(name, *value, catalog.next_version())).collect();
-    let unread = Unread { count: 1, reason: "broken".into() };
+    let unread = Unread { count: Some(1), reason: "broken".into() };
     change(path, Content::Partial(objects, unread))
 }
 
@@ -137,7 +137,7 @@ fn an_object_that_moves_is_no_event_and_stays_until_it_is_deleted() {
     let has = read(&catalog, "b.yaml", &[("z", 1), ("x", 1)]);
     assert_eq!(catalog.apply(vec![has], begin), []);
     assert!(Arc::ptr_eq(&catalog.objects()[0], &before[0]));
-    assert_eq!((catalog.has_unclaimed(), catalog.delete(|_| true)), (false, vec![]));
+    assert_eq!((catalog.unclaimed_since(), catalog.delete(|_| true)), (None, vec![]));
     catalog.apply(vec![gone("b.yaml")], begin);
     let changed = read(&catalog, "a.yaml", &[("x", 2)]);
     assert_eq!(shown(&catalog.apply(vec![changed], later)), ["~x=2@abc.2"]);
@@ -153,13 +153,13 @@ fn a_file_that_cannot_be_read_keeps_its_last_good_objects() {
     let unread = |catalog: &Catalog| {
         catalog.unread().map(|(path, unread, kept)| (path.to_string(), unread.count, kept)).collect::<Vec<_>>()
     };
-    assert_eq!(unread(&catalog), [("a.yaml".to_owned(), 1, 1)]);
+    assert_eq!(unread(&catalog), [("a.yaml".to_owned(), Some(1), 1)]);
     assert_eq!(catalog.objects().len(), 1);
     assert_eq!(catalog.apply_all(vec![read(&catalog, "a.yaml", &[("x", 1)])]), [], "mended, and the same as before");
     assert_eq!(unread(&catalog), []);
     assert_eq!(shown(&catalog.apply_all(vec![read(&catalog, "a.yaml", &[])])), ["-x=1@abc.2"]);
     assert_eq!(catalog.apply_all(vec![partial(&catalog, "a.yaml", &[])]), []);
-    assert_eq!(unread(&catalog), [("a.yaml".to_owned(), 1, 0)], "it has no last good object");
+    assert_eq!(unread(&catalog), [("a.yaml".to_owned(), Some(1), 0)], "it has no last good object");
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn a_fault_is_placed_in_the_file_and_the_rest_is_read() {
         "{\"metadata\":{\"name\":\"good\"}}\n{\"metadata\":{\"name\":\"b\",\n \"labels\":{\"on\":true}}}\n{\"kind\":";
     let Decoded { objects, unread } = decoded_as(Format::Json, json, None);
     let Unread { count, reason } = unread.unwrap();
-    assert_eq!((keys(&objects), count), (vec!["good".to_owned()], 2));
+    assert_eq!((keys(&objects), count), (vec!["good".to_owned()], Some(2)));
     let expected = "value 2, line 3, column 17: metadata.labels.on: expected a string, found the boolean true; write \"true\"; \
                     value 3, line 4, column ";
     assert!(reason.starts_with(expected), "{reason}");
@@ -85,14 +85,37 @@ fn a_fault_is_placed_in_the_file_and_the_rest_is_read() {
     assert_eq!(error, "line 1, column 74: items[1]: metadata.name: expected a string, found the number 5; write \"5\"");
     let many = "---\nmetadata: {uid: 5}\n".repeat(9);
     let Unread { count, reason } = decoded_as(Format::Yaml, &many, None).unread.unwrap();
-    assert!(count == 9 && reason.ends_with("; and 6 more"), "{reason}");
+    assert!(count == Some(9) && reason.ends_with("; and 6 more"), "{reason}");
+}
+
+/// The number of the objects that a text without its structure contains is unknown.
+#[test]
+fn what_cannot_be_read_may_be_several_objects_if_its_text_may_continue() {
+    let is_one = |text: &str| decoded_as(Format::Json, text, None).unread.unwrap().count == Some(1);
+    for text in [
+        r#"{"metadata":{"name":"a" "uid":"u"},"spec":{"x":[{"y":{}}, {}]}}"#,
+        r#"{"metadata":{"name":"a"}} {"metadata":{"name":"b",}}"#,
+        r#"{"kind":"List","items":[{"metadata":{"name":"a"}},{"me"#,
+    ] {
+        assert!(is_one(text), "{text}");
+    }
+    for text in [
+        r#"{"metadata":{"name":"a",}} {"metadata":{"name":"b"}}"#,
+        "{\"metadata\":{\"name\":\"a\"}\n{\"metadata\":{\"name\":\"b\"}}",
+        r#"{"kind":"List","items":[{"metadata":{"name":"a"}} {"metadata":{"name":"b"}}]}"#,
+        r#"{"kind":"List","items":[{"metadata":{"name":"a",}},{"metadata":{"name":"b"}}]}"#,
+    ] {
+        assert!(!is_one(text), "{text}");
+    }
+    let latin1 = decode("a.yaml", Format::Yaml, b"a: \xe9\n---\nb: 1\n", None, &ResourceVersion::decimal(7));
+    assert_eq!(latin1.unread.unwrap().count, None);
 }
 
 #[test]
 fn an_object_without_a_name_after_a_fault_has_no_certain_key() {
     let text = "a: 1\n---\nmetadata: {uid: 5}\n---\nb: 1\n";
     let Decoded { objects, unread } = decoded_as(Format::Yaml, text, None);
-    assert_eq!((keys(&objects), unread.unwrap().count), (vec!["dir/a.x".to_owned()], 2));
+    assert_eq!((keys(&objects), unread.unwrap().count), (vec!["dir/a.x".to_owned()], Some(2)));
 }
 
 #[test]

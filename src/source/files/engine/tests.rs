@@ -166,6 +166,56 @@ async fn a_directory_that_changes_all_the_time_delays_deletions_for_a_bounded_ti
     assert_eq!(rig.scan(), "-b");
 }
 
+/// A log that is written beside the manifests: the directory is never quiet.
+#[tokio::test(start_paused = true)]
+async fn an_uncertain_deletion_withholds_bookmarks_for_a_rescan_at_most() {
+    let mut rig = Rig::new(&["a.json", "b.json"]);
+    rig.remove("a.json");
+    let mut bookmarks = Vec::new();
+    for _ in 0..3 {
+        rig.engine.disturb(Instant::now());
+        let scanned = rig.engine.scan(None, &CancellationToken::new()).unwrap();
+        bookmarks.push(matches!(scanned.events[..], [Event::Bookmark(_)]));
+        advance(RESCAN / 2).await;
+    }
+    assert_eq!(bookmarks, [false, false, true]);
+}
+
+/// A clone in which a scan finds a part of the files, after the directory was missing for a while.
+#[tokio::test(start_paused = true)]
+async fn the_time_of_an_outage_makes_no_deletion_certain() {
+    for outage in [RESCAN, RESCAN * (MAX_RESCANS + 1)] {
+        let mut rig = Rig::new(&["a.json", "b.json"]);
+        rig.remove("a.json");
+        assert_eq!(rig.scan(), "?");
+        fs::rename(rig.root(), rig.dir.path().join("old")).unwrap();
+        advance(outage).await;
+        assert!(rig.scan().contains("does not exist"));
+        rig.write("b.json");
+        assert_eq!(rig.scan(), "?", "{outage:?}");
+        advance(RESCAN).await;
+        assert_eq!(rig.scan(), "-a");
+    }
+}
+
+/// At the boot of a machine the server may come before a volume below its directory.
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_is_not_mounted_after_a_restart_keeps_its_objects() {
+    let mut rig = Rig::new(&["a.json", "volume/b.json"]);
+    rig.engine.mounts.insert("volume/".to_owned(), Root::open(rig.dir.path()).unwrap().id);
+    let (mut list, proof) =
+        (List::new(rig.engine.catalog.objects(), rig.engine.version()), rig.engine.proof().unwrap());
+    rig.engine = Engine::new(Arc::clone(&rig.engine.config), "def".into(), SourceHealth::new(RESCAN, RESCAN));
+    rig.engine.resume(&mut list, &proof).unwrap();
+    rig.remove("volume/b.json");
+    for _ in 0..2 * MAX_RESCANS {
+        assert_eq!(rig.scan(), "");
+        advance(RESCAN).await;
+    }
+    rig.write("volume/c.json");
+    assert_eq!(rig.scan(), "+c ?", "there are files again");
+}
+
 /// The file that loses the object is applied at once, the one that gains it a rescan later.
 #[tokio::test(start_paused = true)]
 async fn an_object_that_moves_into_a_file_with_fewer_objects_is_not_deleted() {
@@ -239,6 +289,26 @@ async fn a_file_without_a_notice_is_applied_once_unmodified_for_a_while() {
     rig.write("..1/d.json");
     std::os::unix::fs::symlink("..1", rig.root().join("link")).unwrap();
     assert_eq!(rig.scan_with(Some(&mut notices)), "+d");
+}
+
+/// It is open at one scan and has fewer objects than before at the next.
+#[tokio::test(start_paused = true)]
+async fn a_file_with_fewer_objects_that_is_written_again_and_again_is_applied_in_the_end() {
+    let mut rig = Rig::new(&[]);
+    rig.write_all("a.json", &["x", "y", "z"]);
+    assert_eq!(rig.scan(), "+x +y +z");
+    let mut notices = Notices::new(|_, _| Ok(Box::new(())));
+    let path = rig.root().join("a.json");
+    let mut seen = Vec::new();
+    for at in 0..=2 * MAX_RESCANS {
+        notices.dirty().note(path.clone(), true);
+        assert_eq!(rig.scan_with(Some(&mut notices)), "");
+        fs::write(&path, format!(r#"{{"metadata":{{"name":"x"}},"at":{at}}}"#)).unwrap();
+        notices.dirty().note(path.clone(), false);
+        seen.push(rig.scan_with(Some(&mut notices)));
+        advance(RESCAN / 2).await;
+    }
+    assert_eq!((seen.pop().as_deref(), seen.concat().as_str()), (Some("~x ?"), ""), "after six rescans");
 }
 
 /// Its content before it was deleted is older than that of another file since.

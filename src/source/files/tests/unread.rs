@@ -75,6 +75,33 @@ async fn nothing_is_deleted_while_a_file_has_never_been_read() {
     assert_eq!(rig.health.problems(), []);
 }
 
+/// The object may have moved behind the error.
+#[tokio::test]
+async fn nothing_is_deleted_while_the_rest_of_a_file_cannot_be_read() {
+    let latin1 = |text: String| [text.as_bytes(), b"# caf\xe9"].concat();
+    let bad = [
+        ("json", format!("{}{}", pod("a", 1).replace("},", "}"), pod("b", 1)).into_bytes()),
+        ("yaml", latin1(format!("{}---\n{}", good("a"), good("b")))),
+    ];
+    for (format, bad) in bad {
+        let rig = Rig::with(SOON, |_| {}, notices::subscribe);
+        rig.write(&format!("a.{format}"), pod("a", 1));
+        rig.write("b.json", pod("b", 1));
+        rig.write("c.json", pod("c", 1));
+        let mut follower = rig.follow().await;
+        rig.remove("b.json");
+        let temporary = rig.path(".tmp");
+        fs::write(&temporary, &bad).unwrap();
+        fs::rename(temporary, rig.path(&format!("a.{format}"))).unwrap();
+        follower.until(|_| rig.invalid().len() == 1).await;
+        assert!(rig.problem().ends_with("; nothing is deleted until it can be read"), "{}", rig.problem());
+        for _ in 0..20 {
+            follower.bookmark().await;
+        }
+        assert_eq!(follower.seen, [""; 0], "{format}");
+    }
+}
+
 #[tokio::test]
 async fn an_empty_file_is_no_problem_unless_it_may_have_had_objects() {
     let rig = Rig::new();

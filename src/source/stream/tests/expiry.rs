@@ -51,6 +51,22 @@ async fn an_object_that_is_not_reported_again_expires() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_deletion_of_an_earlier_object_leaves_the_later_one_its_time() {
+    let (_directory, path) = fifo();
+    let mut rig = Rig::with(&path, with_ttl).await;
+    let mut pipe = writer(&path);
+    let begun = Instant::now();
+    for (event_type, uid) in [("ADDED", 2), ("DELETED", 1)] {
+        let object = format!(r#"{{"metadata":{{"name":"a","uid":"{uid}"}}}}"#);
+        write!(pipe, r#"{{"type":"{event_type}","object":{object}}}"#).unwrap();
+        rig.next().await;
+    }
+    assert_eq!(rig.objects().await.len(), 1);
+    assert_eq!(rig.next().await, "^a");
+    assert_expired_in_time(begun);
+}
+
+#[tokio::test(start_paused = true)]
 async fn objects_expire_while_others_are_reported_all_the_time() {
     let (_directory, path) = fifo();
     let mut rig = Rig::with(&path, with_ttl).await;

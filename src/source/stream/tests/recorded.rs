@@ -102,7 +102,10 @@ proptest! {
         let mut expected = BTreeMap::new();
         for change in &recorded {
             if change.is_deleted {
-                expected.remove(&change.key());
+                let uid = expected.get(&change.key()).map_or("", |(uid, ..): &Held| uid);
+                if uid.is_empty() || ["", uid].contains(&&*change.uid) {
+                    expected.remove(&change.key());
+                }
             } else {
                 expected.insert(change.key(), change.held());
             }

@@ -159,6 +159,31 @@ async fn a_writer_with_an_unreadable_event_confirms_the_absence_of_nothing() {
     assert_eq!(rig.next().await, "relist -b", "the next one has no such event");
 }
 
+/// The half of an event may be of any object, whether the rest of it is still to come or not.
+#[tokio::test(start_paused = true)]
+async fn a_writer_whose_event_broke_off_confirms_the_absence_of_nothing() {
+    let (_directory, path) = fifo();
+    let mut rig = left(&path, &["a", "b", "c"], |_| {}).await;
+    let mut second = write(&path, "ADDED", &["a"], 1);
+    assert!(rig.next().await.starts_with("+a"));
+    let half = event("ADDED", "b", 1);
+    let (half, rest) = half.split_at(half.find("{\"metadata").unwrap());
+    second.write_all(half.as_bytes()).unwrap();
+    assert!(timeout(3 * DEFAULT_CONFIRM_AFTER, rig.watch.next()).await.is_err(), "the rest may come");
+    second.write_all(rest.as_bytes()).unwrap();
+    assert!(rig.next().await.starts_with("+b"));
+    assert_eq!(rig.next().await, "relist -c");
+
+    drop(second);
+    rig.until(SyncState::Stale).await;
+    let mut third = writer(&path);
+    let end = r#"{"type":"BOOKMARK","object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
+    third.write_all(format!("{}\n{}{end}", &half[..20], event("ADDED", "a", 1)).as_bytes()).unwrap();
+    assert!(rig.next().await.starts_with("+a"));
+    assert!(timeout(3 * DEFAULT_CONFIRM_AFTER, rig.watch.next()).await.is_err());
+    assert_eq!((rig.health.state(), rig.objects().await.len()), (SyncState::Stale, 2));
+}
+
 /// A client under BLOCK blocks the reader, and so the writer: the pipe is full.
 #[tokio::test(start_paused = true)]
 async fn time_without_a_reader_is_no_silence_of_the_writer() {
@@ -208,4 +233,29 @@ async fn the_objects_of_a_writer_that_was_replaced_unnoticed_must_be_confirmed_t
     assert_eq!(rig.objects().await.keys().collect::<Vec<_>>(), ["c"]);
     drop(second);
     rig.until(SyncState::Stale).await;
+}
+
+/// The events between the last time that the pipe was empty and the change of writers may be of either.
+#[tokio::test(start_paused = true)]
+async fn an_event_that_may_be_of_a_writer_that_came_unnoticed_counts_if_it_cannot_be_read() {
+    let unreadable = r#"{"type":"ADDED","object":{"metadata":{"name":7}}}"#;
+    let half = event("ADDED", "d", 1);
+    for (of_first, of_second, is_deleted) in [("", unreadable, false), (&half[..20], "", false), (unreadable, "", true)]
+    {
+        let (_directory, path) = fifo();
+        let mut rig = Rig::open(&path).await;
+        let mut first = write(&path, "ADDED", &["a", "b"], 1);
+        first.write_all(of_first.as_bytes()).unwrap();
+        assert!(rig.next().await.starts_with("+a"));
+        assert!(rig.next().await.starts_with("+b"));
+        assert!(timeout(A_WHILE, rig.watch.next()).await.is_err(), "empty, and its writer is there");
+        drop(first);
+        tokio::time::sleep(A_WHILE).await;
+        let mut second = writer(&path);
+        let text = format!("{of_second}{}\n{}", event("ADDED", "b", 1), event("ADDED", "c", 1));
+        second.write_all(text.as_bytes()).unwrap();
+        while !rig.next().await.starts_with("+c") {}
+        let outcome = timeout(DEFAULT_CONFIRM_AFTER * 3 / 2, rig.next()).await.ok();
+        assert_eq!(outcome, is_deleted.then(|| "relist -a".to_owned()), "{of_first:?} {of_second:?}");
+    }
 }
