@@ -278,6 +278,7 @@ impl App {
         if let Some(address) = self.admin_address() {
             tracing::info!(%address, "admin listening");
         }
+
         let (reporter, health) = tonic_health::server::health_reporter();
         set_health(&reporter, &self.service, ServingStatus::NotServing).await;
         let services = GeneratedServices::default()

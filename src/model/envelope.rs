@@ -39,7 +39,7 @@ struct EnvelopeVisitor;
 struct MetadataVisitor;
 
 /// Entries of a map, in the order of the text.
-pub(crate) struct Pairs<'a, V>(pub(crate) Vec<(JsonText<'a>, V)>);
+pub(crate) struct Pairs<'a, V>(Vec<(JsonText<'a>, V)>);
 
 struct PairsVisitor<V>(PhantomData<V>);
 
@@ -125,6 +125,14 @@ impl<'a> Pairs<'a, JsonText<'a>> {
             pairs.dedup_by(|(later, _), (kept, _)| later == kept);
         }
         pairs
+    }
+}
+
+impl<'a, V> Deref for Pairs<'a, V> {
+    type Target = [(JsonText<'a>, V)];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
     }
 }
 

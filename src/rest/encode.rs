@@ -160,7 +160,7 @@ impl Encoder {
             return;
         };
         metadata(object, version, fields.get("metadata"), buffer);
-        for (key, value) in &fields.0 {
+        for (key, value) in &*fields {
             if !["kind", "apiVersion", "metadata"].contains(&&**key) {
                 put_field(key, value, buffer);
             }
@@ -248,7 +248,7 @@ impl<'a> Fields<'a> {
 
     fn get(&self, key: &str) -> Option<&'a RawValue> {
         // Of two fields with the same name the last counts, as for every reader of JSON here.
-        self.0.iter().rfind(|(found, _)| &**found == key).map(|(_, value)| *value)
+        self.iter().rfind(|(found, _)| &**found == key).map(|(_, value)| *value)
     }
 }
 
@@ -276,7 +276,7 @@ fn metadata(object: &Object, version: &ResourceVersion, of_body: Option<&RawValu
     }
     buffer.put_slice(format!(",\"resourceVersion\":\"{version}\"").as_bytes());
     let fields = of_body.and_then(|raw| Fields::parse(raw.get().as_bytes()));
-    let rest = fields.iter().flat_map(|fields| &fields.0);
+    let rest = fields.iter().flat_map(|fields| &**fields);
     let rest: Vec<_> = rest.filter(|(key, _)| !OWN_METADATA.contains(&&**key)).collect();
     if !object.uid().is_empty() && !rest.iter().any(|(key, _)| &**key == "uid") {
         buffer.put_slice(format!(",\"uid\":{}", json!(object.uid())).as_bytes());

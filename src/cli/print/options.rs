@@ -165,7 +165,7 @@ impl TypedValueParser for OutputParser {
 
 impl PrintOptions {
     /// Returns the text of a document as a whole, in a form for programs.
-    pub(in crate::cli) fn text_of(&self, document: &Document<'_>) -> String {
+    pub(crate) fn text_of(&self, document: &Document<'_>) -> String {
         if self.output == Output::JsonPath {
             return self.rendered(&document.value());
         }
@@ -175,7 +175,7 @@ impl PrintOptions {
     }
 
     /// Returns the text of the template for a document. On a terminal, characters that would control it are left out; lines are kept.
-    pub(crate) fn rendered(&self, document: &Value) -> String {
+    pub(super) fn rendered(&self, document: &Value) -> String {
         let mut text = self.template.as_ref().map(|template| template.render(document)).unwrap_or_default();
         if std::io::stdout().is_terminal() {
             text.retain(|c| matches!(c, '\n' | '\t') || !is_unsafe(c));
