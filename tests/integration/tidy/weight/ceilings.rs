@@ -14,7 +14,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("cli", 6200, 138),
     ("client", 2750, 16),
     ("config", 3150, 23),
-    ("grpc", 11900, 70),
+    ("grpc", 11800, 70),
     ("lib", 100, 0),
     ("log_throttle", 50, 3),
     ("main", 50, 0),
@@ -31,7 +31,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("testing", 500, 0),
     ("transport", 3750, 0),
     ("turns", 400, 16),
-    ("watch", 4500, 43),
+    ("watch", 4500, 45),
 ];
 
 /// Structs with too many fields, and the number of these.
@@ -39,7 +39,7 @@ pub(super) const WIDE_STRUCTS: &[(&str, &str, usize)] = &[
     ("src/grpc/audited_call.rs", "Line", 20),
     ("src/grpc/list.rs", "ListBody", 28),
     ("src/grpc/service.rs", "Inner", 20),
-    ("src/grpc/subscribe/body.rs", "SubscribeBody", 25),
+    ("src/grpc/subscribe/body.rs", "SubscribeBody", 26),
     ("src/grpc/watch/body.rs", "WatchBody", 21),
     ("src/source/kube/config.rs", "KubeConfig", 18),
     ("src/transport/connection.rs", "Connection", 19),
