@@ -166,8 +166,7 @@ impl PeerCall {
     /// that its account has ended.
     #[cfg(feature = "kubernetes-api")]
     pub(crate) fn of_response(self, is_watch: bool) -> Self {
-        let is_kept = |shed: &Box<Shed>| !is_watch && shed.charge.ended().is_none();
-        Self { shed: self.shed.filter(is_kept), ..self }
+        Self { shed: self.shed.filter(|shed| !is_watch && shed.charge.ended().is_none()), ..self }
     }
 
     /// Waits until the call must end, because its peer has newer ones, and counts that. Not polled again then. Never ready for a

@@ -105,7 +105,9 @@ impl<T> BufferedIo<T> {
     pub(super) fn end_streams(&self, end: StreamEnd) {
         // Collected first: a stream that is woken may write.
         let streams = self.0.lock().windows.streams();
-        streams.iter().for_each(|stream| stream.ends(end));
+        for stream in streams {
+            stream.ends(end);
+        }
     }
 
     /// Adds a stream that has begun to those whose windows are counted.

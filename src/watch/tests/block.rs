@@ -386,7 +386,9 @@ async fn a_client_that_is_dropped_while_the_writer_looks_at_the_queues_holds_nob
     drop(cursor);
     broadcaster.publish(&world.several(1));
     let head = broadcaster.reached().offset;
-    queues.iter().for_each(|queue| queue.fill(head, Duration::from_secs(5), Instant::now()));
+    for queue in queues {
+        queue.fill(head, Duration::from_secs(5), Instant::now());
+    }
     assert!(!broadcaster.is_blocked());
 }
 
