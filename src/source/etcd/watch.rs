@@ -233,20 +233,23 @@ impl EtcdWatch {
     fn request_progress(&mut self) -> Result<(), SourceError> {
         let now = Instant::now();
         self.requested_at = Some(now);
-        if !self.connection.has_reliable_progress {
-            let is_missed = self.unconfirmed.as_ref().is_some_and(|unconfirmed| !unconfirmed.is_repeated);
-            if is_missed && self.last_message_at.elapsed() > self.shared.config.answer_timeout {
-                // No later revision may ever show that the change is missing, and until then the resource would be STALE.
-                return self.judge(Verdict::Unknown);
-            }
+        let is_reliable = self.connection.has_reliable_progress;
+        let silent_since = if is_reliable { *self.unanswered_since.get_or_insert(now) } else { self.last_message_at };
+        let is_silent = silent_since.elapsed() > self.shared.config.answer_timeout;
+        let is_missed = self.unconfirmed.as_ref().is_some_and(|unconfirmed| !unconfirmed.is_repeated);
+        if is_silent && is_missed {
+            // etcd may read its history for long before it replays the change, and another watch would begin that again; or no later
+            // revision may ever show that the change is missing. Until then the resource would be STALE.
+            return self.judge(Verdict::Unknown);
+        }
+        if !is_reliable {
             if self.head.is_none() {
                 let (connection, key) = (self.connection.clone(), self.shared.prefix.first());
                 self.head = Some(Box::pin(async move { connection.head(key).await }));
             }
             return Ok(());
         }
-        let unanswered_since = *self.unanswered_since.get_or_insert(now);
-        if unanswered_since.elapsed() > self.shared.config.answer_timeout {
+        if is_silent {
             return Err(self.silent());
         }
         let progress = RequestUnion::ProgressRequest(WatchProgressRequest {});
