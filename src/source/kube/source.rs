@@ -132,8 +132,8 @@ impl KubeSource {
     async fn deltas(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
         let shared = &self.shared;
         let (position, is_unversioned) = {
-            let mut known = shared.known.lock();
-            (known.begin_watch(&from), known.is_unversioned())
+            let known = shared.known.lock();
+            (known.watch_position(&from), known.is_unversioned())
         };
         if is_unversioned && position.is_some() {
             return Ok(shared.poll(from));
