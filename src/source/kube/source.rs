@@ -215,9 +215,11 @@ impl ListerWatcher for KubeSource {
         shared.check_kind(&reading).await?;
         // Not before: this list's cluster is the one to check.
         shared.check_cluster().await?;
-        let list = shared.settle(reading, &at)?;
-        let missing = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty() && list.objects.is_empty());
+        let missing = Some(shared.config.namespace.clone());
+        let missing = missing.filter(|name| !name.is_empty() && reading.objects.is_empty());
         existence::check(shared, missing.as_slice()).await;
+        // The position moves with the list: nothing is awaited in between.
+        let list = shared.settle(reading, &at)?;
         *self.opened.lock() = live.map(|live| (list.version.clone(), live));
         Ok(list)
     }
