@@ -303,6 +303,28 @@ async fn an_event_that_cannot_be_read_leaves_the_others_and_what_is_held_of_it()
     }
 }
 
+#[tokio::test]
+async fn an_unreadable_object_that_is_deleted_among_the_initial_events_is_not_listed() {
+    let fixture = Fixture::new().await;
+    let poison = |version: &str| {
+        let metadata = json!({"name": "b", "uid": "u2", "resourceVersion": version, "labels": {"on": true}});
+        json!({ "metadata": metadata })
+    };
+    let lines = vec![
+        event("ADDED", &item("b", "2")),
+        event("MODIFIED", &poison("3")),
+        event("DELETED", &poison("4")),
+        bookmark("4", Some("true")),
+    ];
+    fixture.fake.set(|store| {
+        store.revision = 4;
+        store.watches.push_back(Fault::Tell(lines));
+    });
+    let mut rig = fixture.rig();
+    assert_eq!((rig.told().await, rig.state.len()), ("list 4".to_owned(), 0));
+    assert!(rig.health.problems().iter().all(|problem| problem.subject != "b"));
+}
+
 /// The first list of a run has nothing to keep.
 #[tokio::test]
 async fn initial_events_with_an_unreadable_one_are_a_list() {
