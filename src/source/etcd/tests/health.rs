@@ -188,6 +188,30 @@ async fn a_token_that_expires_is_renewed() {
     assert_eq!(rig.state, fake.state(PREFIX));
 }
 
+/// etcd's JSON web tokens expire while a watch is open, which goes on; a read of the head does not.
+#[tokio::test]
+async fn a_token_that_expires_beside_a_watch_is_renewed_without_a_list() {
+    let fake = FakeEtcd::new();
+    fake.set(|store| store.version = "3.4.23");
+    fake.write("a=1");
+    fake.set(|store| (store.user, store.token) = (Some(("reader", "secret")), "one".to_owned()));
+    let gate = fake.member().await;
+    let directory = tempfile::tempdir().unwrap();
+    let password = file(&directory, "password", "secret");
+    let mut rig = Rig::start(EtcdConfig { credentials: Some(("reader".to_owned(), password)), ..config(&[&gate]) });
+    rig.told().await;
+    let before = fake.counts().authentications;
+    fake.set(|store| store.token = "two".to_owned());
+    let renewed = async {
+        while fake.counts().authentications == before {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(DEADLINE, renewed).await.expect("in time");
+    fake.write("a=2");
+    assert_eq!((rig.told().await, rig.lists()), ("3 ~a=2".to_owned(), 1));
+}
+
 #[tokio::test]
 async fn a_connection_ends_when_a_file_that_it_was_made_from_changes() {
     let fake = FakeEtcd::new();
