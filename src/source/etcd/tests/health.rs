@@ -46,6 +46,33 @@ async fn progress_is_requested_often_while_a_caller_waits() {
     assert_eq!((rig.lists(), fake.counts().watches), (1, 1));
 }
 
+/// A member that lags confirms nothing by itself: the cluster's revision does, and the state waits for it.
+#[tokio::test]
+async fn the_revision_of_the_cluster_is_confirmed_for_a_caller_that_waits() {
+    for version in ["3.6.16", "3.4.23"] {
+        let fake = FakeEtcd::new();
+        fake.set(|store| store.version = version);
+        fake.write("a=1");
+        let gate = fake.member().await;
+        let config = EtcdConfig { heartbeat: Duration::from_secs(3600), ..config(&[&gate]) };
+        let mut rig = Rig::start(config);
+        rig.told().await;
+        let ranges = fake.counts().ranges;
+        let demand = rig.demand.clone();
+        for number in 3..6 {
+            fake.write(&format!("a={number}"));
+            let confirmed = demand.confirmed_since(tokio::time::Instant::now());
+            let waiting = demand.wait();
+            let confirmed = timeout(DEADLINE, confirmed).await;
+            assert_eq!(confirmed.expect("in time"), ResourceVersion::decimal(number), "{version}");
+            drop(waiting);
+        }
+        assert!(fake.counts().ranges >= ranges + 3, "{version}");
+        rig.reach(&fake).await;
+        assert_eq!((rig.lists(), fake.counts().watches), (1, 1), "{version}");
+    }
+}
+
 /// Progress may run ahead of events before 3.4.31 and 3.5.13: the source does not request it (etcd #15220).
 #[tokio::test]
 async fn the_head_of_an_old_server_is_read_instead() {
