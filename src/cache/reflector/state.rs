@@ -129,6 +129,7 @@ impl State {
                 self.is_last_unavailable = false;
                 self.has_progressed = false;
                 self.contradictions = 0;
+                self.open = None;
                 self.last = Some(version.clone());
                 Next { delayed: false, request: Request::Watch(version) }
             }
@@ -379,6 +380,19 @@ mod tests {
         let failed = |reached| Outcome::WatchFailed { reached: version(reached), error: unavailable() };
         assert_eq!(state.step(failed(8)), list(ListVersion::NotOlderThan(version(9)), true));
         assert_eq!(state.step(failed(12)), list(ListVersion::NotOlderThan(version(12)), true), "it was closed");
+    }
+
+    /// The versions of the new history begin anywhere.
+    #[test]
+    fn no_list_of_a_new_history_is_at_an_open_version_of_the_old_one() {
+        let mut state = State::new(ListVersion::Any);
+        state.step(Outcome::Listed(version(5)));
+        state.opened(&version(9));
+        let rewritten = SourceError::HistoryRewritten("another cluster".into());
+        state.step(Outcome::WatchFailed { reached: version(8), error: rewritten });
+        state.step(Outcome::Listed(version(3)));
+        let failed = Outcome::WatchFailed { reached: version(3), error: unavailable() };
+        assert_eq!(state.step(failed), list(ListVersion::NotOlderThan(version(3)), true));
     }
 
     /// The most recent state comes in pages.
