@@ -231,7 +231,7 @@ impl Reader<'_> {
         }
         let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
         let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
-        let options = LineOptions { bookmarks, has_objects_only: true, last: None };
+        let options = LineOptions { bookmarks, has_objects_only: true, ..LineOptions::default() };
         let body = match call.watch(self.wanted(), &request, (LineFormat(lines), options)).await {
             Ok(watch) => ReadBody::Watch(watch, LINE_END),
             // As in Kubernetes, a version is refused by an event: clients such as client-go's RetryWatcher begin a watch again and again

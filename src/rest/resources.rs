@@ -162,7 +162,7 @@ async fn watch(
     let history = served.informer.history(served.informer.history_id(), None);
     let encoder = rest.event_encoders.share((served.calls.id(), form), EventEncoder { history, form });
     let bookmarks = BookmarkLines { is_wanted: true, marks_end: true };
-    let lines = (LineFormat(encoder), LineOptions { bookmarks, has_objects_only: false, last });
+    let lines = (LineFormat(encoder), LineOptions { bookmarks, last, ..LineOptions::default() });
     Ok(ReadBody::Watch(call.watch(wanted, &request, lines).await?, EVENT_END))
 }
 

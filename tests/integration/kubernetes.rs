@@ -16,6 +16,7 @@ use informerd::{
     model::{ApiKind, Cause, Event, ResourceVersion},
     rest::RestService,
     transport::{Listener, Server},
+    watch::Retention,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -548,10 +549,60 @@ async fn a_client_that_resumes_inside_a_batch_gets_all_of_it() {
     assert_eq!(watch.words(1).await, ["ADDED e @5"]);
 }
 
+/// The client was cut off inside of the transaction by another server, or by an earlier run of this one.
+#[tokio::test]
+async fn a_client_that_resumes_inside_the_batch_at_which_the_history_begins_gets_all_of_it() {
+    let mut api = Api::start(&[("shop", "a"), ("shop", "b")]).await;
+    let mut watch = api.watch("watch=1&resourceVersion=1&allowWatchBookmarks=true").await;
+    let mut selected = api.watch("watch=1&resourceVersion=1&fieldSelector=metadata.name%3Db").await;
+    assert_eq!(watch.batch(3).await, ["ADDED a @1", "ADDED b @1", "BOOKMARK @1"]);
+    assert_eq!(selected.batch(1).await, ["ADDED b @1"]);
+    api.transact(&["b"]).await;
+    assert_eq!(watch.batch(1).await, ["MODIFIED b @2"]);
+    assert_eq!(selected.batch(1).await, ["MODIFIED b @2"]);
+    // The client may also lack a deletion. It lists at a later version now.
+    let answer = api.get(&format!("{PODS}?watch=1&resourceVersion=1&timeoutSeconds=1")).await;
+    assert_eq!((&answer.json()["type"], &answer.json()["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    // A transaction of which one object is left is not one for whoever has listed it.
+    let api = Api::start(&[("shop", "a")]).await;
+    let answer = api.get(&format!("{PODS}?watch=1&resourceVersion=1&timeoutSeconds=1")).await;
+    assert_eq!((answer.code, &*answer.text), (200, ""));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_is_kept_until_whoever_may_lack_a_part_of_it_can_list_at_a_later_version() {
+    let history = Retention { age: Duration::from_secs(1), ..Options::default().history };
+    let most_recent = MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) }));
+    let objects = [("shop", "a"), ("shop", "b")];
+    let mut api = Api::with(Options { history, ..Options::default() }, most_recent, false, &objects).await;
+    let version = api.sandbox.version();
+    let gone = pod_at("shop", "b", "", &version);
+    let events = vec![Event::Modified(pod_at("shop", "a", "", &version)), Event::Deleted(gone)];
+    api.sandbox.say(Delta::Changes { events: events.into(), closes: true }).await;
+    api.sandbox.reached(&version).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let target = format!("{PODS}?watch=1&resourceVersion=2&timeoutSeconds=1");
+    let again = api.get(&target).await;
+    let words: Vec<_> = again.text.lines().map(|line| event(&serde_json::from_str(line).unwrap())).collect();
+    assert_eq!(words, ["MODIFIED a @2", "DELETED b @2"]);
+    let bookmark = api.sandbox.version();
+    api.sandbox.push(Event::Bookmark(bookmark.clone())).await;
+    api.sandbox.reached(&bookmark).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let expired = api.get(&target).await.json();
+    assert_eq!((&expired["type"], &expired["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    let list = api.get(&format!("{PODS}?resourceVersion=0")).await;
+    assert_eq!((list.names(), &list.json()["metadata"]["resourceVersion"]), (vec!["a".to_owned()], &json!("3")));
+    let answer = api.get(&format!("{PODS}?watch=1&resourceVersion=3&timeoutSeconds=1")).await;
+    assert_eq!((answer.code, &*answer.text), (200, ""));
+}
+
 #[tokio::test]
 async fn a_relist_is_its_batch_and_a_bookmark_and_a_client_inside_lists_again() {
     let api = Api::start(&[("shop", "gone"), ("shop", "same")]).await;
-    let mut watch = api.watch("watch=1&resourceVersion=1&allowWatchBookmarks=true").await;
+    api.sandbox.push(Event::Bookmark(ResourceVersion::decimal(2))).await;
+    api.sandbox.reached(&ResourceVersion::decimal(2)).await;
+    let mut watch = api.watch("watch=1&resourceVersion=2&allowWatchBookmarks=true").await;
     let at = |number: u128| ResourceVersion::decimal(number);
     let gone = pod_at("shop", "gone", "", &at(9));
     let events = vec![Event::Modified(pod_at("shop", "new", "", &at(5))), Event::Deleted(gone)];
@@ -559,7 +610,7 @@ async fn a_relist_is_its_batch_and_a_bookmark_and_a_client_inside_lists_again() 
     let mut seen = watch.batch(4).await;
     seen.sort();
     // The deletion has a version at which the relist is not complete.
-    assert_eq!(seen, ["ADDED new @5", "BOOKMARK @1", "BOOKMARK @9", "DELETED gone @8"]);
+    assert_eq!(seen, ["ADDED new @5", "BOOKMARK @2", "BOOKMARK @9", "DELETED gone @8"]);
     for inside in ["5", "8"] {
         let answer = api.get(&format!("{PODS}?watch=1&resourceVersion={inside}")).await;
         let event = answer.json();

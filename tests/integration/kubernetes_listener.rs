@@ -368,7 +368,10 @@ async fn shards_divide_the_objects_and_their_events() {
     assert!(sizes.iter().all(|size| *size > 5), "{sizes:?}");
     let mut own = api.watch(&format!("shard={}&initialEvents=false", encoded[0])).await;
     own.words(1).await;
-    let target = format!("/api/v1/pods?watch=1&resourceVersion=1&shardSelector={}", encoded[0]);
+    let target = format!(
+        "/api/v1/pods?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan&shardSelector={}",
+        encoded[0]
+    );
     let (mut lines, _) = send(api.address, "GET", &target, &[], "").await;
     for namespace in &namespaces {
         api.sandbox.put(namespace, "web", r#""n":1"#).await;

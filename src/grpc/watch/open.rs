@@ -79,6 +79,8 @@ pub(crate) struct LineOptions {
     /// Last change that the client received of a batch of which it may lack others.
     #[cfg(feature = "kubernetes-api")]
     pub(crate) last: Option<LastChange>,
+    /// True if the watch begins with the objects of the version from which it resumes.
+    pub(crate) repeats: bool,
 }
 
 /// Change of a batch, in the order of this server.
@@ -113,7 +115,9 @@ pub(in super::super) async fn open_lines(
     let future_wait = future_wait(service, &access.format, duration("timeout", request.timeout)?);
     service.can_replace(&resource, &from)?;
     service.reached(&resource, Some(&from), future_wait).await?;
-    let from = resource.informer.resume_point(from);
+    let resume_point = resource.informer.resume_point(from.clone());
+    let (from, repeats) = resume_point.map_err(|error| ApiError::join(error, Some(&from), &resource.name))?;
+    let options = LineOptions { repeats, ..options };
     let request = pb::WatchRequest { resource_version: from.to_string(), ..request.clone() };
     join_with(access, &request, queue, options, call).await
 }
@@ -160,7 +164,10 @@ async fn join_with(
     .await?;
     let (service, resource, mut format) = (access.service, Arc::clone(&access.resource), access.format.clone());
     let from = query::version("resource_version", &request.resource_version)?;
-    let begin = begin(request, from.clone())?;
+    let begin = match begin(request, from.clone())? {
+        Begin::After(from) if options.repeats => Begin::At(from),
+        begin => begin,
+    };
     let bookmark_interval =
         duration("bookmark_interval", request.bookmark_interval)?.unwrap_or(service.config().bookmark_interval);
     let timeout = duration("timeout", request.timeout)?;
@@ -170,7 +177,8 @@ async fn join_with(
     let future_wait = future_wait(service, &format, timeout);
     let selection = Arc::new(selection);
     let stream_quota = service.quotas().stream(&call)?;
-    let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
+    let has_state = matches!(begin, Begin::InitialEvents | Begin::At(_));
+    let bulk_quota = if has_state { service.quotas().bulk_response(&call)? } else { None };
     let Call { identity, stream, wait, user_agent, audited, subscription, .. } = call;
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
@@ -367,7 +375,7 @@ impl fmt::Display for Begin {
         match self {
             Self::InitialEvents => f.write_str("LIST"),
             Self::Bookmark => f.write_str("NOW"),
-            Self::After(version) => write!(f, "{version}"),
+            Self::At(version) | Self::After(version) => write!(f, "{version}"),
         }
     }
 }
