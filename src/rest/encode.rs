@@ -216,9 +216,12 @@ impl ListEncoder for Encoder {
 impl LineEncoder for Encoder {
     fn event(&self, event: &LineEvent<'_>, buffer: &mut BytesMut) {
         let LineEvent { event_type, object, version, payload, .. } = *event;
-        buffer.put_slice(format!("{{\"type\":\"{}\",\"object\":", event_type.name()).as_bytes());
-        self.alone(object, version, payload, buffer);
-        buffer.put_slice(b"}\n");
+        put_line(buffer, |buffer| {
+            buffer.put_slice(format!("{{\"type\":\"{}\",\"object\":", event_type.name()).as_bytes());
+            self.alone(object, version, payload, buffer);
+            buffer.put_slice(b"}");
+        });
+        buffer.put_slice(b"\n");
     }
 
     fn message(&self, message: &pb::WatchResponse, bookmarks: BookmarkLines, buffer: &mut BytesMut) {
@@ -257,6 +260,17 @@ fn put_field(key: &str, value: &RawValue, buffer: &mut BytesMut) {
     buffer.put_slice(json!(key).to_string().as_bytes());
     buffer.put_slice(b":");
     buffer.put_slice(value.get().as_bytes());
+}
+
+/// Appends JSON as one line: between the tokens of JSON, the end of a line means what a blank means.
+pub(super) fn put_line(buffer: &mut BytesMut, write: impl FnOnce(&mut BytesMut)) {
+    let start = buffer.len();
+    write(buffer);
+    for byte in &mut buffer[start..] {
+        if [b'\n', b'\r'].contains(byte) {
+            *byte = b' ';
+        }
+    }
 }
 
 /// Appends a body that is no JSON map as a value.

@@ -155,6 +155,56 @@ fn bookmarks_are_sent_to_whoever_reads_them_and_mark_the_end_for_whoever_waits_f
     assert_eq!((&lines[0]["type"], &lines[0]["object"]["code"]), (&json!("ERROR"), &json!(410)));
 }
 
+/// Clients of Kubernetes read a watch line by line.
+#[test]
+fn an_event_is_one_line_also_of_a_body_with_line_breaks() {
+    let body = "{\"spec\":{\n\"a\":\"x\\ny\"\r\n},\"metadata\":{\"name\":\"web\",\"labels\":{\n\"x\":\"y\"}}}";
+    let (object, version) = (object(body), ResourceVersion::decimal(7));
+    for form in [Form::Object, Form::Metadata, Form::Table(Include::Object)] {
+        let mut buffer = BytesMut::new();
+        for _ in 0..2 {
+            let event = LineEvent {
+                event_type: EventType::Added,
+                cause: Cause::Change,
+                object: &object,
+                version: &version,
+                change_version: &version,
+                safe_version: None,
+                coalesced: 0,
+                payload: PayloadFormat::Raw,
+            };
+            Encoder::new(kind(), form).event(&event, &mut buffer);
+        }
+        let text = String::from_utf8(buffer.to_vec()).unwrap();
+        assert!(text.matches('\n').count() == 2 && !text.contains('\r'), "{form:?}: {text:?}");
+        let lines = lines(&buffer);
+        assert_eq!((lines.len(), &lines[0]), (2, &lines[1]), "{form:?}");
+        if form == Form::Object {
+            assert_eq!(lines[0]["object"]["spec"], json!({ "a": "x\ny" }), "a line break in a text is escaped");
+        }
+    }
+}
+
+/// A body of etcd may have the uid of another object.
+#[test]
+fn the_uid_is_that_under_which_an_object_is_served() {
+    let key = ObjectKey::new("shop", "web").unwrap();
+    let body = Bytes::from_static(br#"{"metadata":{"uid":"u","name":"web"},"spec":{}}"#);
+    let object = Object::from_json_of(key, "5/shop/web", body, ResourceVersion::decimal(7)).unwrap();
+    for form in [Form::Object, Form::Metadata] {
+        for payload in [PayloadFormat::Raw, PayloadFormat::Metadata] {
+            let mut buffer = BytesMut::new();
+            Encoder::new(kind(), form).object(&object, payload, &mut buffer);
+            let text = String::from_utf8(buffer.to_vec()).unwrap();
+            assert_eq!(text.matches("\"uid\"").count(), 1, "{text}");
+            let json: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(json["metadata"]["uid"], "5/shop/web", "{form:?} {payload:?}");
+        }
+    }
+    let (_, table) = encoded(Form::Table(Include::Metadata), &object);
+    assert_eq!(table["rows"][0]["object"]["metadata"]["uid"], "5/shop/web");
+}
+
 #[test]
 fn watches_of_one_kind_and_form_share_an_encoder() {
     let encoders = Encoders::default();
