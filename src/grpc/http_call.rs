@@ -29,7 +29,7 @@ use super::{
 use crate::{
     auth::{Attributes, Operation, is_impersonating},
     model::{FieldSelector, Object, ResourceVersion},
-    proto::{LineFormat, PayloadFormat, pb},
+    proto::{self, LineFormat, PayloadFormat, pb},
     transport::BoundedBody,
 };
 
@@ -258,7 +258,7 @@ impl HttpCall {
     ) -> Result<Access<'_>, ApiError> {
         let ObjectsWanted { resource, namespace, is_metadata } = wanted;
         let of = |format: PayloadFormat| {
-            let objects = Wanted::objects(operation, resource, namespace, crate::proto::payload_format(format).into());
+            let objects = Wanted::objects(operation, resource, namespace, proto::payload_format(format).into());
             // The empty text is no wildcard for one object.
             let namespace = if operation == Operation::Get { Some(namespace) } else { objects.namespace };
             Wanted { namespace, name, ..objects }
@@ -271,16 +271,17 @@ impl HttpCall {
         }
     }
 
-    /// Checks the rights to all objects that a field selector and an expression select.
+    /// Checks the rights to all objects that a field selector, an expression and a shard select.
     async fn selected(
         &self,
         operation: Operation,
         wanted: ObjectsWanted<'_>,
-        (field_selector, expression): (&str, &str),
+        (field_selector, expression, shard): (&str, &str, Option<&pb::Shard>),
     ) -> Result<Access<'_>, ApiError> {
         let mut access = self.access(operation, wanted, "").await?;
         // One that does not parse is an error later.
-        let reads_body = FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body());
+        let reads_body = FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body())
+            || shard.is_some_and(|shard| proto::shard(shard).is_ok_and(|shard| shard.reads_body()));
         if reads_body || !expression.is_empty() {
             access.require_bodies("selection by other than namespace, name and labels").await?;
         }
@@ -299,14 +300,14 @@ impl HttpCall {
         request: &pb::WatchRequest,
         lines: (LineFormat, LineOptions),
     ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
-        let selectors = (&*request.field_selector, &*request.expression);
+        let selectors = (&*request.field_selector, &*request.expression, request.shard.as_ref());
         let access = self.selected(Operation::Watch, wanted, selectors).await?;
         Ok(Box::new(Box::pin(watch::open_lines(access, request, lines, self.call.clone())).await?))
     }
 
     /// Begins a list.
     pub(crate) async fn list(&self, wanted: ObjectsWanted<'_>, request: pb::ListRequest) -> Result<Listing, ApiError> {
-        let selectors = (&*request.field_selector, &*request.expression);
+        let selectors = (&*request.field_selector, &*request.expression, request.shard.as_ref());
         let access = self.selected(Operation::List, wanted, selectors).await?;
         Listing::begin(access, request, self.call.clone()).await
     }
