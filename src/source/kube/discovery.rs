@@ -5,17 +5,17 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use super::{KubeConfig, KubeSource, api::Api, client::KubeClients, resources::ApiResources};
-use crate::cache::{SourceError, SourceHealth};
+use crate::cache::SourceHealth;
 
-/// Delays between attempts while the API does not answer.
+/// Delays between attempts while the API does not answer, or does not have the resource.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
-const MAX_DELAY: Duration = Duration::from_secs(5 * 60);
+const MAX_DELAY: Duration = Duration::from_secs(60);
 
 // === impl KubeSource ===
 
 impl KubeSource {
-    /// Requests the other names of a resource from the API, until it answers, and reports them to `health`. After a refusal there is
-    /// no other attempt, and there are no other names.
+    /// Requests the kind of a resource and its other names from the API, until it has them, and reports them to `health`: the
+    /// definition of the resource may be installed later, and so may the rights.
     pub fn discover(
         config: &KubeConfig,
         health: SourceHealth,
@@ -32,15 +32,12 @@ impl KubeSource {
                     Ok(resources) => {
                         if let Some(kind) = resources.api_kind(&config) {
                             health.set_api_kind(kind);
+                            return health.set_aliases(resources.aliases(&config.plural));
                         }
-                        return health.set_aliases(resources.aliases(&config.plural));
                     }
-                    Err(error @ (SourceError::Refused(_) | SourceError::Undecodable(_))) => {
-                        tracing::debug!(resource = config.plural, %error, "no short names");
-                        return;
-                    }
-                    Err(_) => sleep(delay).await,
+                    Err(error) => tracing::debug!(resource = config.plural, %error, "discovery failed"),
                 }
+                sleep(delay).await;
                 delay = (delay * 2).min(MAX_DELAY);
             }
         }
