@@ -313,12 +313,13 @@ impl BoundedBody for RestBody {
     }
 
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
-        let message = match &mut self.kind {
-            Kind::Watch(watch, _) => watch.exhausted(room, exceeded).message,
-            _ => None,
+        let (message, trailers) = match &mut self.kind {
+            // A watch may end at any event.
+            Kind::Watch(watch, _) => (watch.exhausted(room, exceeded).message, Some(HeaderMap::new())),
+            _ => (None, None),
         };
         self.ends(Code::ResourceExhausted);
-        FinalFrames { message, trailers: HeaderMap::new() }
+        FinalFrames { message, trailers }
     }
 }
 
