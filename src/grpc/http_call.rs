@@ -293,6 +293,19 @@ impl HttpCall {
         self.access(operation, wanted, "").await.map(drop)
     }
 
+    /// Returns true if the caller may read whole objects: the one of this name, or all if it is empty.
+    pub(crate) async fn may_read(
+        &self,
+        operation: Operation,
+        wanted: ObjectsWanted<'_>,
+        name: &str,
+    ) -> Result<bool, ApiError> {
+        match self.access(operation, wanted, name).await {
+            Err(ApiError::AccessDenied { .. } | ApiError::ViewNotAllowed { .. }) => Ok(false),
+            access => access.map(|_| true),
+        }
+    }
+
     /// Opens a watch whose events are lines.
     pub(crate) async fn watch(
         &self,

@@ -9,8 +9,12 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use informerd::{
-    auth::{Authentication, Authorizer, Rules},
+    auth::{
+        Authentication, Authorizer, Identity, IdentityDetails, ReviewAttributes, ReviewConfig, ReviewError, Reviewer,
+        Rules, Token, TokenReviewed,
+    },
     cache::Delta,
     grpc::{AccessConfig, KubernetesApi, MostRecent},
     model::{ApiKind, Cause, Event, ResourceVersion},
@@ -805,15 +809,6 @@ async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
     assert_eq!(by("shop", "/api").await.json()["versions"], json!(["v1"]));
     assert_eq!(api.get("/readyz").await.code, 200, "for a probe");
 
-    let may = async |token: &str, verb: &str, namespace: &str, resource: &str| {
-        let attributes = json!({ "verb": verb, "namespace": namespace, "resource": resource });
-        let body = json!({ "spec": { "resourceAttributes": attributes } }).to_string();
-        let bearer = format!("Bearer {token}");
-        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        let answer = api.ask("POST", path, &[("Authorization", &bearer)], &body).await;
-        assert_eq!(answer.code, 201);
-        answer.json()["status"]["allowed"].as_bool().unwrap()
-    };
     for (token, verb, namespace, resource, allowed) in [
         ("all", "list", "", "pods", true),
         ("shop", "list", "", "pods", false),
@@ -823,7 +818,74 @@ async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
         ("all", "delete", "shop", "pods", false),
         ("all", "get", "shop", "secrets", false),
     ] {
-        assert_eq!(may(token, verb, namespace, resource).await, allowed, "{token} {verb} {namespace} {resource}");
+        let attributes = json!({ "verb": verb, "namespace": namespace, "resource": resource });
+        assert_eq!(reviewed(&api, token, &attributes).await, allowed, "{token} {attributes}");
+    }
+}
+
+/// Returns what a review with these attributes allows.
+async fn reviewed(api: &Api, token: &str, attributes: &Value) -> bool {
+    let body = json!({ "spec": { "resourceAttributes": attributes } }).to_string();
+    let bearer = format!("Bearer {token}");
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let answer = api.ask("POST", path, &[("Authorization", &bearer)], &body).await;
+    assert_eq!(answer.code, 201, "{attributes}");
+    answer.json()["status"]["allowed"].as_bool().unwrap()
+}
+
+/// Authority that lets everybody read the pod "a" alone.
+#[derive(Debug)]
+struct OnePod;
+
+impl Reviewer for OnePod {
+    fn review_token(&self, token: &Token, _: &[String]) -> BoxFuture<'static, Result<TokenReviewed, ReviewError>> {
+        let user = IdentityDetails { user: token.expose().to_owned(), ..IdentityDetails::default() };
+        let reviewed = TokenReviewed { is_authenticated: true, user, audiences: Vec::new() };
+        Box::pin(std::future::ready(Ok(reviewed)))
+    }
+
+    fn review_access(&self, _: &Identity, of: ReviewAttributes) -> BoxFuture<'static, Result<bool, ReviewError>> {
+        Box::pin(std::future::ready(Ok(of.verb == "get" && of.namespace == "shop" && of.name == "a")))
+    }
+}
+
+/// A review is of the access that a read of whole objects needs.
+#[tokio::test]
+async fn a_review_allows_what_a_read_is_allowed() {
+    let directory = TempDir::new().unwrap();
+    let confirmed = || MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) }));
+    let objects = [("shop", "a"), ("shop", "b")];
+    let check = async |api: &Api, token: &str, verb: &str, name: &str, allowed: bool| {
+        let attributes = json!({ "verb": verb, "namespace": "shop", "resource": "pods", "name": name });
+        assert_eq!(reviewed(api, token, &attributes).await, allowed, "{verb} {name}");
+        let separator = if name.is_empty() { "" } else { "/" };
+        let path = format!("/api/v1/namespaces/shop/pods{separator}{name}?resourceVersion=0");
+        let bearer = format!("Bearer {token}");
+        let code = api.ask("GET", &path, &[("Authorization", &bearer)], "").await.code;
+        assert_eq!(code, if allowed { 200 } else { 403 }, "{path}");
+    };
+    let mut options = authorized(&directory);
+    let rules = json!([{ "subjects": ["user:shop"], "verbs": ["*"], "resources": ["pods"], "namespaces": ["*"], "formats": ["METADATA"] }]);
+    options.access.authorizer = Some(Authorizer::of_rules(Rules::from_value(&rules).unwrap()));
+    let api = Api::with(options, confirmed(), false, &objects).await;
+    check(&api, "shop", "list", "", false).await;
+
+    let reviewer: Arc<dyn Reviewer> = Arc::new(OnePod);
+    let kinds = ReviewConfig { resources: [].into(), ttl: Duration::from_secs(10), peer_share: 25 };
+    let mut options = authorized(&directory);
+    options.access.authorizer = Some(Authorizer::of_reviews(reviewer, kinds));
+    let api = Api::with(options, confirmed(), false, &objects).await;
+    for (verb, name, allowed) in [("get", "a", true), ("get", "b", false), ("list", "", false)] {
+        check(&api, "all", verb, name, allowed).await;
+    }
+
+    let api = Api::with(Options { is_secret: true, ..Options::default() }, confirmed(), false, &objects).await;
+    check(&api, "", "list", "", false).await;
+
+    let api = Api::start(&objects).await;
+    for (version, allowed) in [("v1", true), ("", true), ("*", true), ("v2", false)] {
+        let attributes = json!({ "verb": "list", "resource": "pods", "version": version });
+        assert_eq!(reviewed(&api, "", &attributes).await, allowed, "{version}");
     }
 }
 
