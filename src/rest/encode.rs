@@ -290,13 +290,14 @@ fn metadata(object: &Object, version: &ResourceVersion, of_body: Option<&RawValu
     }
     buffer.put_slice(format!(",\"resourceVersion\":\"{version}\"").as_bytes());
     let fields = of_body.and_then(|raw| Fields::parse(raw.get().as_bytes()));
-    let rest = fields.iter().flat_map(|fields| &**fields);
-    let rest: Vec<_> = rest.filter(|(key, _)| !OWN_METADATA.contains(&&**key)).collect();
-    if !object.uid().is_empty() && !rest.iter().any(|(key, _)| &**key == "uid") {
+    let has_uid = !object.uid().is_empty();
+    if has_uid {
         buffer.put_slice(format!(",\"uid\":{}", json!(object.uid())).as_bytes());
     }
-    for (key, value) in rest {
-        put_field(key, value, buffer);
+    for (key, value) in fields.iter().flat_map(|fields| &**fields) {
+        if !OWN_METADATA.contains(&&**key) && !(has_uid && &**key == "uid") {
+            put_field(key, value, buffer);
+        }
     }
     buffer.put_slice(b"}");
 }
