@@ -49,7 +49,7 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
     let reading = read(rest, &mut call, &request, objects, (query, operation, verb));
     let answered = unless_ended(ended, Box::pin(reading).instrument(span)).await;
     let Read { body, warning } = answered.map_err(|refused| refused.end(&mut call, None))?;
-    let mut response = body.into_response(request.method(), call.into_outcome(), "application/json");
+    let mut response = body.into_response(call.into_outcome(), "application/json");
     if let Some(warning) = warning {
         response.headers_mut().insert(header::WARNING, warning);
     }

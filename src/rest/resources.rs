@@ -56,7 +56,7 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
     let body = begun.map_err(|refused| refused.end(&mut call, None))?;
     let is_watch = resource.read == ResourceRead::Watch;
     let content_type = if is_watch { "text/event-stream" } else { "application/json" };
-    let mut response = body.into_response(request.method(), call.into_outcome(), content_type);
+    let mut response = body.into_response(call.into_outcome(), content_type);
     if is_watch {
         let (name, value) = UNBUFFERED;
         response.headers_mut().insert(name, value);
