@@ -170,8 +170,12 @@ impl Encoder {
 
     fn row(&self, object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
         let json = object.json().unwrap_or_default();
-        let cells = table::cells(&self.kind, object.key().name(), json, SystemTime::now());
-        buffer.put_slice(format!("{{\"cells\":{cells},\"object\":").as_bytes());
+        let (cells, conditions) = table::row(&self.kind, object.key().name(), json, SystemTime::now());
+        buffer.put_slice(format!("{{\"cells\":{cells}").as_bytes());
+        if let Some(conditions) = conditions {
+            buffer.put_slice(format!(",\"conditions\":{conditions}").as_bytes());
+        }
+        buffer.put_slice(b",\"object\":");
         match self.form {
             Form::Table(Include::None) => buffer.put_slice(b"null"),
             Form::Table(Include::Object) => self.whole(object, version, true, buffer),

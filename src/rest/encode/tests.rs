@@ -87,6 +87,24 @@ fn a_table_has_a_row_with_the_metadata_of_each_object() {
     assert_eq!(table["rows"][0].get("object"), Some(&json!(null)));
 }
 
+#[test]
+fn the_row_of_a_pod_that_has_ended_says_so() {
+    let row = |kind: &str, phase: &str| {
+        let body = format!(r#"{{"metadata":{{"name":"web"}},"status":{{"phase":"{phase}"}}}}"#);
+        let object = Object::from_json(Bytes::from(body), "web", ResourceVersion::decimal(7)).unwrap();
+        let mut buffer = BytesMut::new();
+        let encoder = Encoder::new(ApiKind::new("", "v1", "x", kind), Form::Table(Include::None));
+        encoder.object(&object, PayloadFormat::Raw, &mut buffer);
+        serde_json::from_slice::<Value>(&buffer).unwrap()["rows"][0].clone()
+    };
+    for (phase, message) in [("Succeeded", "The pod has completed successfully."), ("Failed", "The pod failed.")] {
+        let condition = json!({ "type": "Completed", "status": "True", "reason": phase, "message": message });
+        assert_eq!(row("Pod", phase)["conditions"], json!([condition]));
+        assert_eq!(row("Job", phase).get("conditions"), None);
+    }
+    assert_eq!(row("Pod", "Running").get("conditions"), None);
+}
+
 fn lines(buffer: &BytesMut) -> Vec<Value> {
     assert!(buffer.is_empty() || buffer.ends_with(b"\n"));
     String::from_utf8_lossy(buffer).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
