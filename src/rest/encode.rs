@@ -189,13 +189,19 @@ impl Encoder {
         if is_end {
             metadata["annotations"] = json!({ INITIAL_EVENTS_END: "true" });
         }
-        match self.form {
-            Form::Object => json!({ "kind": self.kind.kind, "apiVersion": self.api_version, "metadata": metadata }),
-            Form::Metadata => json!({ "kind": PARTIAL, "apiVersion": META, "metadata": metadata }),
-            Form::Table(_) => {
-                json!({ "kind": "Table", "apiVersion": META, "metadata": metadata, "columnDefinitions": [], "rows": [] })
-            }
-        }
+        let whole = || json!({ "kind": self.kind.kind, "apiVersion": self.api_version, "metadata": metadata });
+        let partial = || json!({ "kind": PARTIAL, "apiVersion": META, "metadata": metadata });
+        let object = match self.form {
+            Form::Object => return whole(),
+            Form::Metadata => return partial(),
+            Form::Table(Include::Object) => whole(),
+            Form::Table(Include::None) if !is_end => serde_json::Value::Null,
+            // As at an API server: the metadata of a table has no annotations.
+            Form::Table(_) => partial(),
+        };
+        let (cells, _) = table::row(&self.kind, "", b"", SystemTime::now());
+        let (metadata, rows) = (json!({ "resourceVersion": version }), json!([{ "cells": cells, "object": object }]));
+        json!({ "kind": "Table", "apiVersion": META, "metadata": metadata, "columnDefinitions": [], "rows": rows })
     }
 }
 

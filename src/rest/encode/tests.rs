@@ -137,42 +137,6 @@ fn a_deletion_has_its_own_version() {
     );
 }
 
-#[test]
-fn bookmarks_are_sent_to_whoever_reads_them_and_mark_the_end_for_whoever_waits_for_it() {
-    let message = |version: &str, is_end: bool| {
-        let bookmark = pb::Bookmark { initial_events_end: is_end, ..Default::default() };
-        let mut message =
-            pb::WatchResponse { bookmark: Some(bookmark), resource_version: version.to_owned(), ..Default::default() };
-        message.set_type(pb::EventType::Bookmark);
-        message
-    };
-    let encode = |form: Form, message: &pb::WatchResponse, is_wanted: bool, marks_end: bool| {
-        let mut buffer = BytesMut::new();
-        Encoder::new(kind(), form).message(message, BookmarkLines { is_wanted, marks_end }, &mut buffer);
-        lines(&buffer)
-    };
-    let line = |annotations: Option<Value>| {
-        let mut metadata = json!({ "resourceVersion": "5", "creationTimestamp": null });
-        if let Some(annotations) = annotations {
-            metadata["annotations"] = annotations;
-        }
-        vec![
-            json!({ "type": "BOOKMARK", "object": { "kind": "Thing", "apiVersion": "apps/v1", "metadata": metadata } }),
-        ]
-    };
-    let end = json!({ INITIAL_EVENTS_END: "true" });
-    assert_eq!(encode(Form::Object, &message("5", true), true, true), line(Some(end)));
-    assert_eq!(encode(Form::Object, &message("5", false), true, true), line(None));
-    assert_eq!(encode(Form::Object, &message("5", true), true, false), line(None));
-    assert!(encode(Form::Object, &message("5", true), false, true).is_empty());
-    assert!(encode(Form::Object, &message("", false), true, true).is_empty(), "nothing to resume from");
-    assert_eq!(encode(Form::Metadata, &message("5", false), true, true)[0]["object"]["kind"], "PartialObjectMetadata");
-    let mut error = pb::WatchResponse { error: Some(ApiError::HistoryRewritten.to_proto()), ..Default::default() };
-    error.set_type(pb::EventType::Error);
-    let lines = encode(Form::Object, &error, false, false);
-    assert_eq!((&lines[0]["type"], &lines[0]["object"]["code"]), (&json!("ERROR"), &json!(410)));
-}
-
 /// Clients of Kubernetes read a watch line by line.
 #[test]
 fn an_event_is_one_line_also_of_a_body_with_line_breaks() {
