@@ -117,9 +117,8 @@ pub(in super::super) async fn open_lines(
     service.reached(&resource, Some(&from), future_wait).await?;
     let resume_point = resource.informer.resume_point(from.clone());
     let (from, repeats) = resume_point.map_err(|error| ApiError::join(error, Some(&from), &resource.name))?;
-    let options = LineOptions { repeats, ..options };
     let request = pb::WatchRequest { resource_version: from.to_string(), ..request.clone() };
-    join_with(access, &request, queue, options, call).await
+    join_with(access, &request, queue, LineOptions { repeats, ..options }, call).await
 }
 
 // === impl LineOptions ===
@@ -164,10 +163,7 @@ async fn join_with(
     .await?;
     let (service, resource, mut format) = (access.service, Arc::clone(&access.resource), access.format.clone());
     let from = query::version("resource_version", &request.resource_version)?;
-    let begin = match begin(request, from.clone())? {
-        Begin::After(from) if options.repeats => Begin::At(from),
-        begin => begin,
-    };
+    let begin = begin(request, from.clone(), options.repeats)?;
     let bookmark_interval =
         duration("bookmark_interval", request.bookmark_interval)?.unwrap_or(service.config().bookmark_interval);
     let timeout = duration("timeout", request.timeout)?;
@@ -352,7 +348,7 @@ async fn join(
 }
 
 /// Returns the first part of the stream, from the request.
-fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Begin, ApiError> {
+fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>, repeats: bool) -> Result<Begin, ApiError> {
     let invalid = |message: &str| ApiError::Invalid {
         reason: "INITIAL_EVENTS_INVALID",
         field: "initial_events",
@@ -364,7 +360,9 @@ fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Be
         }
         (Ok(pb::InitialEvents::Send | pb::InitialEvents::Unspecified), None) => Ok(Begin::InitialEvents),
         (Ok(pb::InitialEvents::None), None) => Ok(Begin::Bookmark),
-        (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(from)) => Ok(Begin::After(from)),
+        (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(from)) => {
+            Ok(if repeats { Begin::At(from) } else { Begin::After(from) })
+        }
         (Err(_), _) => Err(invalid("unsupported value; supported: INITIAL_EVENTS_SEND (1), INITIAL_EVENTS_NONE (2)")),
     }
 }
