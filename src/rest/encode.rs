@@ -305,7 +305,7 @@ fn metadata(object: &Object, version: &ResourceVersion, of_body: Option<&RawValu
         buffer.put_slice(format!(",\"uid\":{}", json!(object.uid())).as_bytes());
     }
     for (key, value) in fields.iter().flat_map(|fields| &**fields) {
-        if !OWN_METADATA.contains(&&**key) && !(has_uid && &**key == "uid") {
+        if !(OWN_METADATA.contains(&&**key) || has_uid && &**key == "uid") {
             put_field(key, value, buffer);
         }
     }
