@@ -166,10 +166,11 @@ impl tower::Service<Request<RequestBody>> for RestService {
 
     fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
         let place = HttpCall::place(&self.service, &mut request);
+        let is_head = request.method() == Method::HEAD;
         let answer = self.clone().answer(request);
         Box::pin(async move {
             Ok(match place {
-                Ok(place) => answer.await.map(|body| body.at(place)),
+                Ok(place) => answer.await.map(|body| if is_head { body.without_content() } else { body }.at(place)),
                 Err(refusal) => Failure::of(&refusal, None).into_response().map(|_| RestBody::empty()),
             })
         })

@@ -388,7 +388,8 @@ impl<F: Frame> Writer<F> {
         let what = if state == SyncState::Stale { "serving the snapshot of the previous run" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
         let history = History::new(self.config.history, HistoryPosition { version, offset: 0 });
-        self.begin_history(&indexer, &End::HistoryRewritten, history.reaching_back_to(unchanged_since));
+        let history = history.reaching_back_to(unchanged_since);
+        self.begin_history(&indexer, &End::HistoryRewritten, history);
         let (unrepeated, ahead) = (UnrepeatedChanges::default(), ChangesAhead::default());
         self.live = Some(SyncedParts { indexer, unrepeated, ahead, reported_state: state });
     }
@@ -430,6 +431,7 @@ impl<F: Frame> Writer<F> {
     /// Ends every watch, and continues with another history and its first state, which readers see together.
     fn begin_history(&mut self, indexer: &Indexer, end: &End, history: History) {
         let snapshot = Arc::new(indexer.snapshot());
+        let history = history.of_objects(snapshot.objects(None, None));
         self.broadcaster.start_new_history(end, history, || self.shared.snapshot.store(Some(snapshot)));
         self.has_new_history = true;
     }

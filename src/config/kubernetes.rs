@@ -91,6 +91,12 @@ impl ResourceConfig {
             }
             _ => {}
         }
+        if self.views.is_required() {
+            return refuse(
+                "serves whole objects, and `allowed_views` allows nobody to read them: a request of the Kubernetes API names no view; \
+                 remove one of the keys",
+            );
+        }
         if self.options.read_only_clients {
             return Ok(());
         }
@@ -99,7 +105,7 @@ impl ResourceConfig {
             SourceConfig::Informerd(relay) => relay.query.view.is_some(),
             _ => false,
         };
-        if is_part || self.views.is_required() {
+        if is_part {
             return refuse(
                 "serves a part of each object; a client that writes it back erases the rest: remove the view, or add \
                            `read_only_clients: true`",

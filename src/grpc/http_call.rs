@@ -27,9 +27,9 @@ use super::{
     watch::{self, LineOptions},
 };
 use crate::{
-    auth::{Attributes, Operation, is_impersonating},
+    auth::{Operation, is_impersonating},
     model::{FieldSelector, Object, ResourceVersion},
-    proto::{LineFormat, PayloadFormat, pb},
+    proto::{self, LineFormat, PayloadFormat, pb},
     transport::BoundedBody,
 };
 
@@ -233,21 +233,6 @@ impl HttpCall {
         Ok(seen.into_iter().map(|(resource, _)| resource).collect())
     }
 
-    /// Returns true if the caller may do this to all objects of a namespace, or of all.
-    pub(crate) async fn may(&self, operation: Operation, resource: &str, namespace: &str) -> Result<bool, ApiError> {
-        if !self.service.authorizes() {
-            return Ok(true);
-        }
-        let Some(identity) = &self.call.identity else { return Ok(false) };
-        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty()).map(str::to_owned);
-        let attributes = Attributes { namespace, ..Attributes::new(operation, resource) };
-        match self.service.authorize(identity, &attributes).await {
-            Ok(namespaces) => Ok(namespaces.is_none()),
-            Err(ApiError::AccessDenied { .. }) => Ok(false),
-            Err(refusal) => Err(refusal),
-        }
-    }
-
     /// Checks the rights to objects. Whoever may read some namespaces only has no right to all: the list would lack objects
     /// without saying so.
     async fn access(
@@ -258,7 +243,7 @@ impl HttpCall {
     ) -> Result<Access<'_>, ApiError> {
         let ObjectsWanted { resource, namespace, is_metadata } = wanted;
         let of = |format: PayloadFormat| {
-            let objects = Wanted::objects(operation, resource, namespace, crate::proto::payload_format(format).into());
+            let objects = Wanted::objects(operation, resource, namespace, proto::payload_format(format).into());
             // The empty text is no wildcard for one object.
             let namespace = if operation == Operation::Get { Some(namespace) } else { objects.namespace };
             Wanted { namespace, name, ..objects }
@@ -271,16 +256,17 @@ impl HttpCall {
         }
     }
 
-    /// Checks the rights to all objects that a field selector and an expression select.
+    /// Checks the rights to all objects that a field selector, an expression and a shard select.
     async fn selected(
         &self,
         operation: Operation,
         wanted: ObjectsWanted<'_>,
-        (field_selector, expression): (&str, &str),
+        (field_selector, expression, shard): (&str, &str, Option<&pb::Shard>),
     ) -> Result<Access<'_>, ApiError> {
         let mut access = self.access(operation, wanted, "").await?;
         // One that does not parse is an error later.
-        let reads_body = FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body());
+        let reads_body = FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body())
+            || shard.is_some_and(|shard| proto::shard(shard).is_ok_and(|shard| shard.reads_body()));
         if reads_body || !expression.is_empty() {
             access.require_bodies("selection by other than namespace, name and labels").await?;
         }
@@ -292,6 +278,20 @@ impl HttpCall {
         self.access(operation, wanted, "").await.map(drop)
     }
 
+    /// Returns true if the caller may read objects, also of a resource that there is not: the one of this name, or all if it is empty.
+    pub(crate) async fn may(
+        &self,
+        operation: Operation,
+        wanted: ObjectsWanted<'_>,
+        name: &str,
+    ) -> Result<bool, ApiError> {
+        match self.access(operation, wanted, name).await {
+            Err(ApiError::AccessDenied { .. } | ApiError::ViewNotAllowed { .. }) => Ok(false),
+            Ok(_) | Err(ApiError::ResourceNotFound { .. }) => Ok(true),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
     /// Opens a watch whose events are lines.
     pub(crate) async fn watch(
         &self,
@@ -299,14 +299,14 @@ impl HttpCall {
         request: &pb::WatchRequest,
         lines: (LineFormat, LineOptions),
     ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
-        let selectors = (&*request.field_selector, &*request.expression);
+        let selectors = (&*request.field_selector, &*request.expression, request.shard.as_ref());
         let access = self.selected(Operation::Watch, wanted, selectors).await?;
         Ok(Box::new(Box::pin(watch::open_lines(access, request, lines, self.call.clone())).await?))
     }
 
     /// Begins a list.
     pub(crate) async fn list(&self, wanted: ObjectsWanted<'_>, request: pb::ListRequest) -> Result<Listing, ApiError> {
-        let selectors = (&*request.field_selector, &*request.expression);
+        let selectors = (&*request.field_selector, &*request.expression, request.shard.as_ref());
         let access = self.selected(Operation::List, wanted, selectors).await?;
         Listing::begin(access, request, self.call.clone()).await
     }

@@ -417,7 +417,7 @@ impl BoundedBody for Body {
         if let Some(message) = &words.message {
             self.sends(message);
         }
-        self.ends(code_of(&words.trailers));
+        self.ends(words.trailers.as_ref().and_then(code_of));
         words
     }
 }

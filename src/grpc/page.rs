@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::status::ApiError;
 use crate::{
     cache::Snapshot,
-    model::random_id,
+    model::{ObjectKey, random_id},
     transport::{Origin, Rejections, share_of},
 };
 
@@ -65,8 +65,8 @@ pub(super) struct Continued {
 
 /// Time within which a client must request the next page.
 const MAX_AGE: Duration = Duration::from_secs(300);
-/// Maximum size of a token, in bytes: above that of any issued token, as a key has at most a few hundred bytes.
-const MAX_TOKEN_BYTES: usize = 16 << 10;
+/// Maximum size of a token, in bytes: above that of any issued token, which has a key in base64.
+pub(super) const MAX_TOKEN_BYTES: usize = 2 * ObjectKey::MAX_BYTES;
 
 // === impl Pages ===
 

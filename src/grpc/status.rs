@@ -402,7 +402,7 @@ const DOMAIN: &str = "informerd";
 /// Creates the end of a response from which a client cannot resume.
 pub(super) fn final_frames(exceeded: Exceeded) -> FinalFrames {
     let refusal = ApiError::held(exceeded, None);
-    FinalFrames { message: None, trailers: trailers(&refusal.to_status()) }
+    FinalFrames { message: None, trailers: Some(trailers(&refusal.to_status())) }
 }
 
 /// Converts a status to trailers, the last frame of a body.

@@ -60,8 +60,8 @@ impl BoundedBody for StatusBody {
 
     fn exhausted(&mut self, _: usize, exceeded: Exceeded) -> FinalFrames {
         match self.trailers.take() {
-            Some(trailers) => FinalFrames { message: None, trailers },
             None => final_frames(exceeded),
+            trailers => FinalFrames { message: None, trailers },
         }
     }
 }

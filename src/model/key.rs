@@ -19,6 +19,9 @@ pub enum KeyError {
     /// Part with a NUL, which separates the parts inside the key; no upstream allows it in either.
     #[error("namespace and name must not contain the NUL character")]
     Nul,
+    /// Parts that are too long together.
+    #[error("namespace and name have {0} bytes, more than {max}", max = ObjectKey::MAX_BYTES)]
+    TooLong(usize),
 }
 
 const SEPARATOR: char = '\0';
@@ -26,6 +29,9 @@ const SEPARATOR: char = '\0';
 // === impl ObjectKey ===
 
 impl ObjectKey {
+    /// Maximum size of both parts: page tokens, ids of events and paths of requests have keys.
+    pub const MAX_BYTES: usize = 4096;
+
     /// Returns a key; `namespace` is empty for objects without one.
     pub fn new(namespace: &str, name: &str) -> Result<Self, KeyError> {
         if name.is_empty() {
@@ -33,6 +39,10 @@ impl ObjectKey {
         }
         if namespace.contains(SEPARATOR) || name.contains(SEPARATOR) {
             return Err(KeyError::Nul);
+        }
+        let bytes = namespace.len() + name.len();
+        if bytes > Self::MAX_BYTES {
+            return Err(KeyError::TooLong(bytes));
         }
         Ok(Self::join(namespace, name))
     }
@@ -109,5 +119,8 @@ mod tests {
     fn invalid_keys_are_rejected() {
         assert_eq!(ObjectKey::new("a", ""), Err(KeyError::EmptyName));
         assert_eq!(ObjectKey::new("a\0b", "c"), Err(KeyError::Nul));
+        assert!(ObjectKey::new("shop", &"n".repeat(4092)).is_ok());
+        let error = ObjectKey::new("shop", &"n".repeat(4093)).unwrap_err();
+        assert_eq!(error.to_string(), "namespace and name have 4097 bytes, more than 4096");
     }
 }

@@ -117,6 +117,10 @@ mod tests {
             {"type": "Ready", "status": "False"}], "addresses": [{"type": "InternalIP", "address": "10.0.0.2"}]}});
         let expected = ["STATUS=NotReady,SchedulingDisabled", "INTERNAL-IP=10.0.0.2", "KUBELET=<none>"];
         assert_eq!(show("v1", "Node", &node), expected);
+        for (status, shown) in [(json!([{"type": "Ready", "status": "Unknown"}]), "NotReady"), (json!([]), "Unknown")] {
+            let node = json!({"status": {"conditions": status}});
+            assert_eq!(show("v1", "Node", &node)[0], format!("STATUS={shown}"), "{node}");
+        }
     }
 
     #[test]

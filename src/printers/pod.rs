@@ -17,6 +17,8 @@ struct Containers {
     restarted_at: String,
     has_running: bool,
     reason: Option<String>,
+    /// Reason of the first container that has ended with an error.
+    error: Option<String>,
 }
 
 /// Returns `READY/ALL` of the containers, with the init containers that run beside them.
@@ -51,9 +53,10 @@ pub(crate) fn status(body: &Value) -> String {
         if let Some(found) = containers.reason {
             reason = found;
         }
-        if reason == "Completed" && containers.has_running {
-            let is_ready = condition(body, "Ready");
-            (if is_ready { "Running" } else { "NotReady" }).clone_into(&mut reason);
+        if reason == "Completed" {
+            let is_ready = containers.has_running && condition(body, "Ready");
+            let running = containers.has_running.then(|| "NotReady".to_owned());
+            reason = if is_ready { "Running".to_owned() } else { containers.error.or(running).unwrap_or(reason) };
         }
     }
     if body.pointer("/metadata/deletionTimestamp").is_some_and(|at| !at.is_null()) {
@@ -148,6 +151,9 @@ fn containers(body: &Value) -> Containers {
             found.reason = Some(waiting.to_owned());
         } else if let Some(state) = terminated {
             found.reason = Some(end_reason(state));
+            if state.pointer("/exitCode").and_then(Value::as_i64).unwrap_or_default() != 0 {
+                found.error.clone_from(&found.reason);
+            }
         } else if is_ready(status) && status.pointer("/state/running").is_some_and(|state| !state.is_null()) {
             found.has_running = true;
             found.ready += 1;
@@ -220,6 +226,7 @@ mod tests {
         let waiting = |reason: &str| json!({"restartCount": 3, "state": {"waiting": {"reason": reason}}});
         let ended =
             |reason: &str| json!({"restartCount": 3, "state": {"terminated": {"reason": reason, "exitCode": 1}}});
+        let completed = json!({"restartCount": 3, "state": {"terminated": {"reason": "Completed", "exitCode": 0}}});
         let crashed = json!({"restartCount": 4, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
             "lastState": {"terminated": {"finishedAt": "2001-09-09T01:41:40Z"}}});
         let table = [
@@ -258,13 +265,21 @@ mod tests {
                 pod(
                     2,
                     &json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
-                "containerStatuses": [ended("Completed"), running(0)]}),
+                "containerStatuses": [completed, running(0)]}),
                 ),
                 ["1/2", "Running", "3"],
             ),
             (
-                pod(2, &json!({"phase": "Running", "containerStatuses": [ended("Completed"), running(0)]})),
+                pod(2, &json!({"phase": "Running", "containerStatuses": [completed, running(0)]})),
                 ["1/2", "NotReady", "3"],
+            ),
+            (
+                pod(2, &json!({"phase": "Failed", "containerStatuses": [completed, ended("Error")]})),
+                ["0/2", "Error", "6"],
+            ),
+            (
+                pod(3, &json!({"phase": "Running", "containerStatuses": [completed, ended("Error"), running(0)]})),
+                ["1/3", "Error", "6"],
             ),
             (
                 pod(

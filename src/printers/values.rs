@@ -40,9 +40,13 @@ pub(crate) fn images(body: &Value, containers: &str) -> String {
     join(items(body, containers).filter_map(|container| container.get("image").and_then(scalar)))
 }
 
+/// Formats labels as `labels.Set.String`, in the order of their texts.
 pub(crate) fn pairs(map: Option<&Value>) -> String {
     let entries = map.and_then(Value::as_object).into_iter().flatten();
-    join(entries.filter_map(|(key, value)| Some(format!("{key}={}", scalar(value)?))))
+    let mut pairs: Vec<String> =
+        entries.map(|(key, value)| format!("{key}={}", scalar(value).unwrap_or_default())).collect();
+    pairs.sort_unstable();
+    join(pairs.into_iter())
 }
 
 /// Formats ports as kubectl: 80/TCP, or 80:30080/TCP with a node port.
@@ -57,8 +61,9 @@ pub(crate) fn node_status(body: &Value) -> String {
     let is_ready = |condition: &&Value| condition.get("type").is_some_and(|of| of == "Ready");
     let status = match items(body, "/status/conditions").find(is_ready).map(|ready| text(ready, "/status")).as_deref() {
         Some("True") => "Ready",
-        Some("False") => "NotReady",
-        _ => "Unknown",
+        // Also if it is "Unknown", because the kubelet has stopped.
+        Some(_) => "NotReady",
+        None => "Unknown",
     };
     let is_cordoned = body.pointer("/spec/unschedulable").and_then(Value::as_bool) == Some(true);
     if is_cordoned { format!("{status},SchedulingDisabled") } else { status.to_owned() }

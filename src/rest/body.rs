@@ -10,7 +10,7 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use flate2::{Compression, write::GzEncoder};
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body::{Body, Frame};
 use serde_json::Value;
 use tonic::{Code, Status};
@@ -179,13 +179,8 @@ impl ListBody {
 // === impl ReadBody ===
 
 impl ReadBody {
-    /// Returns the response with this body; without it to HEAD.
-    pub(super) fn into_response(
-        self,
-        method: &Method,
-        outcome: Outcome,
-        content_type: &'static str,
-    ) -> Response<RestBody> {
+    /// Returns the response with this body.
+    pub(super) fn into_response(self, outcome: Outcome, content_type: &'static str) -> Response<RestBody> {
         let (mut headers, is_gzip) = (HeaderMap::new(), matches!(&self, Self::List(list) if list.gzip.is_some()));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
@@ -195,7 +190,6 @@ impl ReadBody {
         }
         let outcome = (!matches!(self, Self::Refused(_))).then_some(outcome);
         let kind = match self {
-            _ if method == Method::HEAD => Kind::Over,
             Self::Object(text) | Self::Refused(text) => Kind::Full(text),
             Self::List(list) => Kind::List(list),
             Self::Watch(watch, event_end) => Kind::Watch(watch, event_end),
@@ -224,6 +218,13 @@ impl RestBody {
 
     pub(super) fn empty() -> Self {
         Self { kind: Kind::Over, outcome: None, place: None }
+    }
+
+    /// Leaves out the content, as in a response to HEAD: the call ends with its headers.
+    pub(super) fn without_content(mut self) -> Self {
+        self.kind = Kind::Over;
+        self.ends(Code::Ok);
+        self
     }
 
     /// Keeps the place of a request until its response is sent.
@@ -313,12 +314,13 @@ impl BoundedBody for RestBody {
     }
 
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
-        let message = match &mut self.kind {
-            Kind::Watch(watch, _) => watch.exhausted(room, exceeded).message,
-            _ => None,
+        let (message, trailers) = match &mut self.kind {
+            // A watch may end at any event.
+            Kind::Watch(watch, _) => (watch.exhausted(room, exceeded).message, Some(HeaderMap::new())),
+            _ => (None, None),
         };
         self.ends(Code::ResourceExhausted);
-        FinalFrames { message, trailers: HeaderMap::new() }
+        FinalFrames { message, trailers }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Discovery: the groups, versions and kinds that the caller may see, in the aggregated form of `apidiscovery.k8s.io/v2` for whoever
 //! accepts it, else in that of earlier clients.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -48,7 +48,8 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
             response
         }
         Target::Groups { is_core: true } => {
-            let versions: Vec<&str> = grouped(&kinds, true).values().flat_map(|group| group.keys().copied()).collect();
+            let versions: Vec<&str> =
+                grouped(&kinds, true).values().flat_map(|group| group.keys().map(|(_, version)| *version)).collect();
             json_ok(&json!({ "kind": "APIVersions", "versions": versions, "serverAddressByClientCIDRs": [] }))
         }
         Target::Groups { is_core: false } => json_ok(&groups(&kinds)),
@@ -87,13 +88,31 @@ fn accepts_aggregated(value: &HeaderValue) -> bool {
     })
 }
 
-/// Kinds by group and version.
-type Grouped<'a> = BTreeMap<&'a str, BTreeMap<&'a str, Vec<&'a ApiKind>>>;
+/// Kinds by group and version, the preferred version first.
+type Grouped<'a> = BTreeMap<&'a str, BTreeMap<Ranked<'a>, Vec<&'a ApiKind>>>;
+
+/// Version of a group after its rank: stable ones before beta and alpha, higher numbers first, and others at the end.
+type Ranked<'a> = (Reverse<[u64; 3]>, &'a str);
+
+fn ranked(version: &str) -> Ranked<'_> {
+    let parse = || {
+        let rest = version.strip_prefix('v')?;
+        let (major, stage) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len()));
+        let (stability, minor) = match (stage.strip_prefix("beta"), stage.strip_prefix("alpha")) {
+            (Some(minor), _) => (2, minor),
+            (_, Some(minor)) => (1, minor),
+            _ if stage.is_empty() => (3, "0"),
+            _ => return None,
+        };
+        Some([stability, major.parse().ok()?, minor.parse().ok()?])
+    };
+    (Reverse(parse().unwrap_or_default()), version)
+}
 
 fn grouped(kinds: &[ApiKind], is_core: bool) -> Grouped<'_> {
     let mut groups = Grouped::default();
     for kind in kinds.iter().filter(|kind| kind.group.is_empty() == is_core) {
-        groups.entry(&kind.group).or_default().entry(&kind.version).or_default().push(kind);
+        groups.entry(&kind.group).or_default().entry(ranked(&kind.version)).or_default().push(kind);
     }
     groups
 }
@@ -104,7 +123,7 @@ fn groups(kinds: &[ApiKind]) -> Value {
         .map(|(group, versions)| {
             let versions: Vec<Value> = versions
                 .keys()
-                .map(|version| json!({ "groupVersion": format!("{group}/{version}"), "version": version }))
+                .map(|(_, version)| json!({ "groupVersion": format!("{group}/{version}"), "version": version }))
                 .collect();
             json!({ "name": group, "preferredVersion": versions[0], "versions": versions })
         })
@@ -120,7 +139,7 @@ fn resource(kind: &ApiKind) -> Value {
 }
 
 fn aggregated(kinds: &[ApiKind], is_core: bool) -> Value {
-    let version = |(version, kinds): (&&str, &Vec<&ApiKind>)| {
+    let version = |((_, version), kinds): (&Ranked<'_>, &Vec<&ApiKind>)| {
         let resources: Vec<Value> = kinds
             .iter()
             .map(|ApiKind { group, version, plural, kind, singular, short_names, categories, namespaced, .. }| {
@@ -141,4 +160,26 @@ fn aggregated(kinds: &[ApiKind], is_core: bool) -> Value {
         })
         .collect();
     json!({ "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_preferred_version_of_a_group_is_the_most_stable_one() {
+        let versions = ["v1beta1", "v1", "v2", "other", "v10", "v2alpha1", "v2beta1", "v2beta2"];
+        let kinds = versions.map(|version| ApiKind::new("x", version, "things", "Thing"));
+        let order = ["v10", "v2", "v1", "v2beta2", "v2beta1", "v1beta1", "v2alpha1", "other"];
+        let of = |versions: &Value| {
+            let versions = versions.as_array().unwrap().iter();
+            versions.map(|version| version["version"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let group = groups(&kinds)["groups"][0].clone();
+        assert_eq!(
+            (&group["preferredVersion"]["version"], of(&group["versions"])),
+            (&json!("v10"), order.map(str::to_owned).to_vec())
+        );
+        assert_eq!(of(&aggregated(&kinds, false)["items"][0]["versions"]), order);
+    }
 }

@@ -170,8 +170,12 @@ impl Encoder {
 
     fn row(&self, object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
         let json = object.json().unwrap_or_default();
-        let cells = table::cells(&self.kind, object.key().name(), json, SystemTime::now());
-        buffer.put_slice(format!("{{\"cells\":{cells},\"object\":").as_bytes());
+        let (cells, conditions) = table::row(&self.kind, object.key().name(), json, SystemTime::now());
+        buffer.put_slice(format!("{{\"cells\":{cells}").as_bytes());
+        if let Some(conditions) = conditions {
+            buffer.put_slice(format!(",\"conditions\":{conditions}").as_bytes());
+        }
+        buffer.put_slice(b",\"object\":");
         match self.form {
             Form::Table(Include::None) => buffer.put_slice(b"null"),
             Form::Table(Include::Object) => self.whole(object, version, true, buffer),
@@ -185,13 +189,19 @@ impl Encoder {
         if is_end {
             metadata["annotations"] = json!({ INITIAL_EVENTS_END: "true" });
         }
-        match self.form {
-            Form::Object => json!({ "kind": self.kind.kind, "apiVersion": self.api_version, "metadata": metadata }),
-            Form::Metadata => json!({ "kind": PARTIAL, "apiVersion": META, "metadata": metadata }),
-            Form::Table(_) => {
-                json!({ "kind": "Table", "apiVersion": META, "metadata": metadata, "columnDefinitions": [], "rows": [] })
-            }
-        }
+        let whole = || json!({ "kind": self.kind.kind, "apiVersion": self.api_version, "metadata": metadata });
+        let partial = || json!({ "kind": PARTIAL, "apiVersion": META, "metadata": metadata });
+        let object = match self.form {
+            Form::Object => return whole(),
+            Form::Metadata => return partial(),
+            Form::Table(Include::Object) => whole(),
+            Form::Table(Include::None) if !is_end => serde_json::Value::Null,
+            // As at an API server: the metadata of a table has no annotations.
+            Form::Table(_) => partial(),
+        };
+        let (cells, _) = table::row(&self.kind, "", b"", SystemTime::now());
+        let (metadata, rows) = (json!({ "resourceVersion": version }), json!([{ "cells": cells, "object": object }]));
+        json!({ "kind": "Table", "apiVersion": META, "metadata": metadata, "columnDefinitions": [], "rows": rows })
     }
 }
 
@@ -216,9 +226,12 @@ impl ListEncoder for Encoder {
 impl LineEncoder for Encoder {
     fn event(&self, event: &LineEvent<'_>, buffer: &mut BytesMut) {
         let LineEvent { event_type, object, version, payload, .. } = *event;
-        buffer.put_slice(format!("{{\"type\":\"{}\",\"object\":", event_type.name()).as_bytes());
-        self.alone(object, version, payload, buffer);
-        buffer.put_slice(b"}\n");
+        put_line(buffer, |buffer| {
+            buffer.put_slice(format!("{{\"type\":\"{}\",\"object\":", event_type.name()).as_bytes());
+            self.alone(object, version, payload, buffer);
+            buffer.put_slice(b"}");
+        });
+        buffer.put_slice(b"\n");
     }
 
     fn message(&self, message: &pb::WatchResponse, bookmarks: BookmarkLines, buffer: &mut BytesMut) {
@@ -259,6 +272,17 @@ fn put_field(key: &str, value: &RawValue, buffer: &mut BytesMut) {
     buffer.put_slice(value.get().as_bytes());
 }
 
+/// Appends JSON as one line: between the tokens of JSON, the end of a line means what a blank means.
+pub(super) fn put_line(buffer: &mut BytesMut, write: impl FnOnce(&mut BytesMut)) {
+    let start = buffer.len();
+    write(buffer);
+    for byte in &mut buffer[start..] {
+        if [b'\n', b'\r'].contains(byte) {
+            *byte = b' ';
+        }
+    }
+}
+
 /// Appends a body that is no JSON map as a value.
 fn put_data(object: &Object, buffer: &mut BytesMut) {
     match object.json() {
@@ -276,13 +300,14 @@ fn metadata(object: &Object, version: &ResourceVersion, of_body: Option<&RawValu
     }
     buffer.put_slice(format!(",\"resourceVersion\":\"{version}\"").as_bytes());
     let fields = of_body.and_then(|raw| Fields::parse(raw.get().as_bytes()));
-    let rest = fields.iter().flat_map(|fields| &**fields);
-    let rest: Vec<_> = rest.filter(|(key, _)| !OWN_METADATA.contains(&&**key)).collect();
-    if !object.uid().is_empty() && !rest.iter().any(|(key, _)| &**key == "uid") {
+    let has_uid = !object.uid().is_empty();
+    if has_uid {
         buffer.put_slice(format!(",\"uid\":{}", json!(object.uid())).as_bytes());
     }
-    for (key, value) in rest {
-        put_field(key, value, buffer);
+    for (key, value) in fields.iter().flat_map(|fields| &**fields) {
+        if !(OWN_METADATA.contains(&&**key) || has_uid && &**key == "uid") {
+            put_field(key, value, buffer);
+        }
     }
     buffer.put_slice(b"}");
 }

@@ -8,7 +8,7 @@ use bytes::{BufMut, BytesMut};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use serde_json::{Value, json};
 
-use super::{body::ListEncoder, status::Failure};
+use super::{body::ListEncoder, encode::put_line, status::Failure};
 use crate::{
     grpc::{LastChange, ListEnd},
     model::{Cause, Object, ObjectKey, ResourceVersion},
@@ -88,16 +88,10 @@ pub(super) fn put_object(
     buffer.put_slice(b"}");
 }
 
-/// Appends the data of an event, which is one line: between the tokens of JSON, the end of a line means what a blank means.
+/// Appends the data of an event, which is one line.
 fn put_data(buffer: &mut BytesMut, write: impl FnOnce(&mut BytesMut)) {
     buffer.put_slice(b"data: ");
-    let start = buffer.len();
-    write(buffer);
-    for byte in &mut buffer[start..] {
-        if [b'\n', b'\r'].contains(byte) {
-            *byte = b' ';
-        }
-    }
+    put_line(buffer, write);
     buffer.put_slice(b"\n\n");
 }
 

@@ -49,7 +49,7 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
     let reading = read(rest, &mut call, &request, objects, (query, operation, verb));
     let answered = unless_ended(ended, Box::pin(reading).instrument(span)).await;
     let Read { body, warning } = answered.map_err(|refused| refused.end(&mut call, None))?;
-    let mut response = body.into_response(request.method(), call.into_outcome(), "application/json");
+    let mut response = body.into_response(call.into_outcome(), "application/json");
     if let Some(warning) = warning {
         response.headers_mut().insert(header::WARNING, warning);
     }
@@ -100,7 +100,7 @@ async fn read(
 /// Returns the error for a kind that is not served: where callers have rights, only those who could read it learn that.
 async fn unknown(call: &HttpCall, objects: &Objects, (operation, verb): (Operation, &'static str)) -> Failure {
     let Objects { group, version, plural, namespace, name } = objects;
-    match call.may(operation, plural, namespace).await {
+    match call.may(operation, ObjectsWanted { resource: plural, namespace, is_metadata: true }, "").await {
         // kubectl requests the namespace of an object that is not found, and says that there is none if that is not found either.
         Ok(true) if (&**group, &**plural) == ("", "namespaces") && !name.is_empty() => Failure::unknown_namespace(),
         Ok(true) => Failure::not_found(),
@@ -231,7 +231,7 @@ impl Reader<'_> {
         }
         let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
         let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
-        let options = LineOptions { bookmarks, has_objects_only: true, last: None };
+        let options = LineOptions { bookmarks, has_objects_only: true, ..LineOptions::default() };
         let body = match call.watch(self.wanted(), &request, (LineFormat(lines), options)).await {
             Ok(watch) => ReadBody::Watch(watch, LINE_END),
             // As in Kubernetes, a version is refused by an event: clients such as client-go's RetryWatcher begin a watch again and again

@@ -56,7 +56,7 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
     let body = begun.map_err(|refused| refused.end(&mut call, None))?;
     let is_watch = resource.read == ResourceRead::Watch;
     let content_type = if is_watch { "text/event-stream" } else { "application/json" };
-    let mut response = body.into_response(request.method(), call.into_outcome(), content_type);
+    let mut response = body.into_response(call.into_outcome(), content_type);
     if is_watch {
         let (name, value) = UNBUFFERED;
         response.headers_mut().insert(name, value);
@@ -162,7 +162,7 @@ async fn watch(
     let history = served.informer.history(served.informer.history_id(), None);
     let encoder = rest.event_encoders.share((served.calls.id(), form), EventEncoder { history, form });
     let bookmarks = BookmarkLines { is_wanted: true, marks_end: true };
-    let lines = (LineFormat(encoder), LineOptions { bookmarks, has_objects_only: false, last });
+    let lines = (LineFormat(encoder), LineOptions { bookmarks, last, ..LineOptions::default() });
     Ok(ReadBody::Watch(call.watch(wanted, &request, lines).await?, EVENT_END))
 }
 

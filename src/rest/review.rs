@@ -20,7 +20,8 @@ use super::{
 };
 use crate::{
     auth::Operation,
-    grpc::{ApiError, HttpCall, HttpMethod},
+    grpc::{ApiError, HttpCall, HttpMethod, ObjectsWanted},
+    model::ApiKind,
     transport::RequestBody,
 };
 
@@ -54,10 +55,14 @@ struct Attributes {
     verb: String,
     #[prost(string, tag = "3")]
     group: String,
+    #[prost(string, tag = "4")]
+    version: String,
     #[prost(string, tag = "5")]
     resource: String,
     #[prost(string, tag = "6")]
     subresource: String,
+    #[prost(string, tag = "7")]
+    name: String,
 }
 
 #[derive(Clone, PartialEq, Message, Serialize)]
@@ -139,7 +144,7 @@ async fn receive(call: &HttpCall, mut sent: RequestBody, time: Duration) -> Resu
     timeout(time, all).await.unwrap_or_else(|_| Err(Failure::bad_request("the body is not complete in time")))
 }
 
-/// Returns true if the caller may do this here. Nobody may write, or read what this server does not have.
+/// Returns true if the caller may do this here, with whole objects. Nobody may write, or read what this server does not have.
 async fn may(rest: &RestService, call: &HttpCall, attributes: &Value) -> Result<bool, ApiError> {
     let of = |name: &str| attributes[name].as_str().unwrap_or_default();
     let operation = match of("verb") {
@@ -149,10 +154,13 @@ async fn may(rest: &RestService, call: &HttpCall, attributes: &Value) -> Result<
         _ => return Ok(false),
     };
     let resources: Vec<_> = rest.service.resources().collect();
-    let (group, plural) = (of("group"), of("resource"));
-    let kind = kinds::all(&resources).into_iter().find(|kind| kind.group == group && kind.plural == plural);
+    let (group, version, plural) = (of("group"), of("version"), of("resource"));
+    let is_version = |kind: &ApiKind| ["", "*", &kind.version].contains(&version);
+    let is_named = |kind: &ApiKind| kind.group == group && kind.plural == plural && is_version(kind);
+    let kind = kinds::all(&resources).into_iter().find(is_named);
     let Some(kind) = kind.filter(|_| of("subresource").is_empty()) else { return Ok(false) };
     let objects = Objects { group: kind.group, version: kind.version, plural: kind.plural, ..Objects::default() };
     let Some((resource, _)) = kinds::find(&rest.service, &objects) else { return Ok(false) };
-    call.may(operation, &resource.name, of("namespace")).await
+    let wanted = ObjectsWanted { resource: &resource.name, namespace: of("namespace"), is_metadata: false };
+    call.may(operation, wanted, of("name")).await
 }

@@ -1,7 +1,7 @@
 //! Tables: the configured columns of a kind, else those that an API server prints for the kinds that most clusters are read for, and
 //! name and age for others.
 
-use std::time::SystemTime;
+use std::{collections::BTreeSet, time::SystemTime};
 
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ const NODE: &[Column] = &[
     wide("Internal-IP", |body, _| json!(values::address(body, "InternalIP"))),
     wide("External-IP", |body, _| json!(values::address(body, "ExternalIP"))),
     wide("OS-Image", |body, _| json!(text_or(body, "/status/nodeInfo/osImage", UNKNOWN))),
-    wide("Kernel-Version", |body, _| json!(text_or(body, "/status/nodeInfo/kernelVersion", UNKNOWN))),
+    wide("Kernel-Version", |body, _| json!(kernel(body))),
     wide("Container-Runtime", |body, _| json!(text_or(body, "/status/nodeInfo/containerRuntimeVersion", UNKNOWN))),
 ];
 const DEPLOYMENT: &[Column] = &[
@@ -106,12 +106,23 @@ pub(super) fn definitions(kind: &ApiKind) -> Value {
     [name].into_iter().chain(configured).chain(others).collect()
 }
 
-/// Returns the cells of an object.
-pub(super) fn cells(kind: &ApiKind, name: &str, json: &[u8], now: SystemTime) -> Value {
+/// Returns the cells of an object, and the conditions of its row, if it has any.
+pub(super) fn row(kind: &ApiKind, name: &str, json: &[u8], now: SystemTime) -> (Value, Option<Value>) {
     let configured = kind.columns.iter().map(|column| configured_cell(column, json, now));
     let body = if kind.columns.is_empty() { serde_json::from_slice(json).unwrap_or_default() } else { Value::Null };
     let others = columns(kind).iter().map(|column| (column.show)(&body, now));
-    [json!(name)].into_iter().chain(configured).chain(others).collect()
+    ([json!(name)].into_iter().chain(configured).chain(others).collect(), conditions(kind, &body))
+}
+
+/// Returns the conditions of the row of a pod that has ended.
+fn conditions(kind: &ApiKind, body: &Value) -> Option<Value> {
+    let phase = body.pointer("/status/phase").filter(|_| (&*kind.group, &*kind.kind) == ("", "Pod"))?;
+    let message = match phase.as_str()? {
+        "Succeeded" => "The pod has completed successfully.",
+        "Failed" => "The pod failed.",
+        _ => return None,
+    };
+    Some(json!([{ "type": "Completed", "status": "True", "reason": phase, "message": message }]))
 }
 
 /// Returns the value at the path of a column; null if there is none of its type.
@@ -141,6 +152,15 @@ fn number(body: &Value, pointer: &str) -> Value {
 
 fn names(body: &Value, containers: &str) -> String {
     items(body, containers).map(|container| text_or(container, "/name", "")).collect::<Vec<_>>().join(",")
+}
+
+/// Returns the version of the kernel of a node, and its architecture.
+fn kernel(body: &Value) -> String {
+    let version = text_or(body, "/status/nodeInfo/kernelVersion", UNKNOWN);
+    match &*text_or(body, "/status/nodeInfo/architecture", "") {
+        "" => version,
+        architecture => format!("{version} ({architecture})"),
+    }
 }
 
 fn readiness_gates(body: &Value) -> String {
@@ -181,33 +201,35 @@ fn external(body: &Value) -> String {
                 let of = |key: &str| ingress.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
                 of("ip").or_else(|| of("hostname")).map(str::to_owned)
             });
-            let all: Vec<String> = ingress.chain(addresses("/spec/externalIPs")).collect();
+            let ingress: BTreeSet<String> = ingress.collect();
+            let all: Vec<String> = ingress.into_iter().chain(addresses("/spec/externalIPs")).collect();
             if all.is_empty() { "<pending>".to_owned() } else { all.join(",") }
         }
         _ => join(addresses("/spec/externalIPs")),
     }
 }
 
-/// Formats a label selector as `metav1.FormatLabelSelector`.
+/// Formats a label selector as `labels.Selector.String`, whose requirements are in the order of their keys.
 fn selector(selector: Option<&Value>) -> String {
     let Some(selector) = selector else { return NONE.to_owned() };
     let labels = selector.get("matchLabels").and_then(Value::as_object).into_iter().flatten();
-    let labels = labels.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()));
+    let labels = labels.map(|(key, value)| (key.clone(), format!("{key}={}", value.as_str().unwrap_or_default())));
     let expressions = items(selector, "/matchExpressions").map(|expression| {
         let key = text_or(expression, "/key", "");
         let mut values: Vec<&str> = items(expression, "/values").filter_map(Value::as_str).collect();
         values.sort_unstable();
         let values = values.join(",");
-        match &*text_or(expression, "/operator", "") {
+        let text = match &*text_or(expression, "/operator", "") {
             "In" => format!("{key} in ({values})"),
             "NotIn" => format!("{key} notin ({values})"),
             "DoesNotExist" => format!("!{key}"),
-            _ => key,
-        }
+            _ => key.clone(),
+        };
+        (key, text)
     });
-    let mut parts: Vec<String> = labels.chain(expressions).collect();
+    let mut parts: Vec<(String, String)> = labels.chain(expressions).collect();
     parts.sort();
-    join(parts.into_iter())
+    join(parts.into_iter().map(|(_, text)| text))
 }
 
 #[cfg(test)]
@@ -221,7 +243,7 @@ mod tests {
     fn row_of(kind: &ApiKind, body: &Value) -> Vec<(String, Value)> {
         let names = definitions(kind);
         let names = names.as_array().unwrap().iter().map(|column| column["name"].as_str().unwrap().to_owned());
-        let cells = cells(kind, "web", body.to_string().as_bytes(), SystemTime::UNIX_EPOCH);
+        let (cells, _) = super::row(kind, "web", body.to_string().as_bytes(), SystemTime::UNIX_EPOCH);
         names.zip(cells.as_array().unwrap().clone()).collect()
     }
 
@@ -295,7 +317,22 @@ mod tests {
             (cell(&found, "Ready"), cell(&found, "Up-to-date"), cell(&found, "Available")),
             (json!("1/3"), json!(2), json!(0))
         );
-        assert_eq!(cell(&found, "Selector"), "!d,a=2,b=1,c in (x,y)");
+        assert_eq!(cell(&found, "Selector"), "a=2,b=1,c in (x,y),!d", "by key");
+        let of_labels =
+            json!({ "spec": { "selector": { "matchLabels": { "app.kubernetes.io/name": "x", "app": "w" } } } });
+        let found = row("apps", "Deployment", &of_labels);
+        assert_eq!(cell(&found, "Selector"), "app=w,app.kubernetes.io/name=x");
+        let of_labels = json!({ "spec": { "selector": { "app.kubernetes.io/name": "x", "app": "w" } } });
+        let found = row("", "Service", &of_labels);
+        assert_eq!(cell(&found, "Selector"), "app.kubernetes.io/name=x,app=w", "by text");
+        let ingress = json!([{ "ip": "10.0.0.9" }, { "hostname": "b" }, { "ip": "10.0.0.1" }, { "hostname": "b" }]);
+        let service =
+            json!({ "spec": { "type": "LoadBalancer" }, "status": { "loadBalancer": { "ingress": ingress } } });
+        assert_eq!(cell(&row("", "Service", &service), "External-IP"), "10.0.0.1,10.0.0.9,b");
+        let info = |info: Value| row("", "Node", &json!({ "status": { "nodeInfo": info } }));
+        let found = info(json!({ "kernelVersion": "6.1", "architecture": "amd64" }));
+        assert_eq!(cell(&found, "Kernel-Version"), "6.1 (amd64)");
+        assert_eq!(cell(&info(json!({ "kernelVersion": "6.1" })), "Kernel-Version"), "6.1");
         let node =
             json!({ "metadata": { "labels": { "node-role.kubernetes.io/worker": "", "kubernetes.io/role": "edge" } } });
         assert_eq!(cell(&row("", "Node", &node), "Roles"), "edge,worker");

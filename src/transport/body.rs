@@ -66,8 +66,8 @@ pub trait BoundedBody: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin 
 pub struct FinalFrames {
     /// Data that fits into the room for it.
     pub message: Option<Chunk>,
-    /// Trailers of the response.
-    pub trailers: HeaderMap,
+    /// Trailers of the response; without any, the stream is reset, so that nobody takes a part of the response for all of it.
+    pub trailers: Option<HeaderMap>,
 }
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;

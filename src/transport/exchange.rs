@@ -85,7 +85,8 @@ impl<B: BoundedBody> Exchange<B> {
         self.reset(reason);
     }
 
-    /// Sends the last words of the body, if no data is before them. Trailers need no window; the message takes what there is.
+    /// Sends the last words of the body, if no data is before them. Trailers need no window; the message takes what there is. A body
+    /// without trailers is left to be reset.
     fn send_final_frames(&mut self, exceeded: Exceeded) -> bool {
         let Self { stage: Stage::Sending(body, stream), handle, .. } = self else { return false };
         stream.reserve_capacity(MAX_ROOM);
@@ -98,8 +99,10 @@ impl<B: BoundedBody> Exchange<B> {
         {
             tracing::debug!(%error, "stream lost");
         }
-        send_trailers(stream, trailers);
-        self.stage = Stage::Over;
+        if let Some(trailers) = trailers {
+            send_trailers(stream, trailers);
+            self.stage = Stage::Over;
+        }
         true
     }
 

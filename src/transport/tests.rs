@@ -252,7 +252,7 @@ impl BoundedBody for Body {
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
         let message = self.next.take().filter(|next| next.len() <= room).map(Chunk::from);
         let trailers = HeaderMap::from_iter([(HeaderName::from_static("limit"), HeaderValue::from(exceeded.limit()))]);
-        FinalFrames { message, trailers }
+        FinalFrames { message, trailers: Some(trailers) }
     }
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct History {
     before: ResourceVersion,
     /// Oldest position that a watch can resume from.
     oldest: HistoryPosition,
+    /// True if several changes were at its version, of which a client that has versions of objects only may lack some.
+    oldest_has_several: bool,
     /// Time at which its version was applied.
     oldest_at: Instant,
     /// Newest position that a watch can resume from.
@@ -140,6 +142,7 @@ impl History {
             begin: begin.clone(),
             before: begin.version.clone(),
             oldest: begin.clone(),
+            oldest_has_several: false,
             oldest_at: Instant::now(),
             current: begin,
             applied,
@@ -160,13 +163,19 @@ impl History {
         self
     }
 
+    /// Notes the objects of the state with which it begins.
+    pub(crate) fn of_objects<'a>(mut self, objects: impl Iterator<Item = &'a Arc<Object>>) -> Self {
+        self.oldest_has_several = objects.filter(|object| *object.version() == self.oldest.version).nth(1).is_some();
+        self
+    }
+
     /// Returns the first version since which nothing has changed up to the newest one to resume from.
     pub(crate) fn unchanged_since(&self) -> &ResourceVersion {
         let current = &self.current.version;
         let complete = self.batches.partition_point(|recorded| recorded.what.after() <= current);
         let last = complete.checked_sub(1).map(|last| &self.batches[last].what);
-        if last.is_some_and(CompactBatch::is_late) {
-            // Whoever has the version may lack its late changes.
+        if last.map_or(self.oldest_has_several, |last| last.is_late() || last.has_several()) {
+            // Whoever has the version may lack its late changes, or others.
             return current;
         }
         let (changed, ahead) = (last.map(CompactBatch::after), self.ahead.back().map(|(_, ahead)| ahead));
@@ -178,6 +187,12 @@ impl History {
     /// Returns the oldest version that a watch can resume from.
     pub(crate) fn oldest(&self) -> &ResourceVersion {
         &self.oldest.version
+    }
+
+    /// Returns true if it begins at a version of which a client that has it from an object may lack other changes.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) fn begins_inside(&self, version: &ResourceVersion) -> bool {
+        self.oldest_has_several && *version == self.oldest.version
     }
 
     /// Returns the time at which the oldest version was applied here.
@@ -438,6 +453,13 @@ impl CompactBatch {
 
     fn is_late(&self) -> bool {
         matches!(self, Self::Batch(batch) if batch.is_late())
+    }
+
+    /// Returns true if a client may have one of several changes, and with it the version after them.
+    fn has_several(&self) -> bool {
+        let Self::Batch(batch) = self else { return false };
+        let [.., last_but_one, _] = &batch.changes[..] else { return false };
+        !batch.is_open && (batch.is_relist || last_but_one.version == batch.after)
     }
 
     fn is_gap(&self) -> bool {

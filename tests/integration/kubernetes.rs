@@ -9,13 +9,18 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use informerd::{
-    auth::{Authentication, Authorizer, Rules},
+    auth::{
+        Authentication, Authorizer, Identity, IdentityDetails, ReviewAttributes, ReviewConfig, ReviewError, Reviewer,
+        Rules, Token, TokenReviewed,
+    },
     cache::Delta,
     grpc::{AccessConfig, KubernetesApi, MostRecent},
     model::{ApiKind, Cause, Event, ResourceVersion},
     rest::RestService,
     transport::{Listener, Server},
+    watch::Retention,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -548,10 +553,60 @@ async fn a_client_that_resumes_inside_a_batch_gets_all_of_it() {
     assert_eq!(watch.words(1).await, ["ADDED e @5"]);
 }
 
+/// The client was cut off inside of the transaction by another server, or by an earlier run of this one.
+#[tokio::test]
+async fn a_client_that_resumes_inside_the_batch_at_which_the_history_begins_gets_all_of_it() {
+    let mut api = Api::start(&[("shop", "a"), ("shop", "b")]).await;
+    let mut watch = api.watch("watch=1&resourceVersion=1").await;
+    let mut selected = api.watch("watch=1&resourceVersion=1&fieldSelector=metadata.name%3Db").await;
+    assert_eq!(watch.batch(2).await, ["ADDED a @1", "ADDED b @1"]);
+    assert_eq!(selected.batch(1).await, ["ADDED b @1"]);
+    api.transact(&["b"]).await;
+    assert_eq!(watch.batch(1).await, ["MODIFIED b @2"]);
+    assert_eq!(selected.batch(1).await, ["MODIFIED b @2"]);
+    // The client may also lack a deletion. It lists at a later version now.
+    let answer = api.get(&format!("{PODS}?watch=1&resourceVersion=1&timeoutSeconds=1")).await;
+    assert_eq!((&answer.json()["type"], &answer.json()["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    // A transaction of which one object is left is not one for whoever has listed it.
+    let api = Api::start(&[("shop", "a")]).await;
+    let answer = api.get(&format!("{PODS}?watch=1&resourceVersion=1&timeoutSeconds=1")).await;
+    assert_eq!((answer.code, &*answer.text), (200, ""));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_is_kept_until_whoever_may_lack_a_part_of_it_can_list_at_a_later_version() {
+    let history = Retention { age: Duration::from_secs(1), ..Options::default().history };
+    let most_recent = MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) }));
+    let objects = [("shop", "a"), ("shop", "b")];
+    let mut api = Api::with(Options { history, ..Options::default() }, most_recent, false, &objects).await;
+    let version = api.sandbox.version();
+    let gone = pod_at("shop", "b", "", &version);
+    let events = vec![Event::Modified(pod_at("shop", "a", "", &version)), Event::Deleted(gone)];
+    api.sandbox.say(Delta::Changes { events: events.into(), closes: true }).await;
+    api.sandbox.reached(&version).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let target = format!("{PODS}?watch=1&resourceVersion=2&timeoutSeconds=1");
+    let again = api.get(&target).await;
+    let words: Vec<_> = again.text.lines().map(|line| event(&serde_json::from_str(line).unwrap())).collect();
+    assert_eq!(words, ["MODIFIED a @2", "DELETED b @2"]);
+    let bookmark = api.sandbox.version();
+    api.sandbox.push(Event::Bookmark(bookmark.clone())).await;
+    api.sandbox.reached(&bookmark).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let expired = api.get(&target).await.json();
+    assert_eq!((&expired["type"], &expired["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    let list = api.get(&format!("{PODS}?resourceVersion=0")).await;
+    assert_eq!((list.names(), &list.json()["metadata"]["resourceVersion"]), (vec!["a".to_owned()], &json!("3")));
+    let answer = api.get(&format!("{PODS}?watch=1&resourceVersion=3&timeoutSeconds=1")).await;
+    assert_eq!((answer.code, &*answer.text), (200, ""));
+}
+
 #[tokio::test]
 async fn a_relist_is_its_batch_and_a_bookmark_and_a_client_inside_lists_again() {
     let api = Api::start(&[("shop", "gone"), ("shop", "same")]).await;
-    let mut watch = api.watch("watch=1&resourceVersion=1&allowWatchBookmarks=true").await;
+    api.sandbox.push(Event::Bookmark(ResourceVersion::decimal(2))).await;
+    api.sandbox.reached(&ResourceVersion::decimal(2)).await;
+    let mut watch = api.watch("watch=1&resourceVersion=2&allowWatchBookmarks=true").await;
     let at = |number: u128| ResourceVersion::decimal(number);
     let gone = pod_at("shop", "gone", "", &at(9));
     let events = vec![Event::Modified(pod_at("shop", "new", "", &at(5))), Event::Deleted(gone)];
@@ -559,7 +614,7 @@ async fn a_relist_is_its_batch_and_a_bookmark_and_a_client_inside_lists_again() 
     let mut seen = watch.batch(4).await;
     seen.sort();
     // The deletion has a version at which the relist is not complete.
-    assert_eq!(seen, ["ADDED new @5", "BOOKMARK @1", "BOOKMARK @9", "DELETED gone @8"]);
+    assert_eq!(seen, ["ADDED new @5", "BOOKMARK @2", "BOOKMARK @9", "DELETED gone @8"]);
     for inside in ["5", "8"] {
         let answer = api.get(&format!("{PODS}?watch=1&resourceVersion={inside}")).await;
         let event = answer.json();
@@ -754,15 +809,6 @@ async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
     assert_eq!(by("shop", "/api").await.json()["versions"], json!(["v1"]));
     assert_eq!(api.get("/readyz").await.code, 200, "for a probe");
 
-    let may = async |token: &str, verb: &str, namespace: &str, resource: &str| {
-        let attributes = json!({ "verb": verb, "namespace": namespace, "resource": resource });
-        let body = json!({ "spec": { "resourceAttributes": attributes } }).to_string();
-        let bearer = format!("Bearer {token}");
-        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        let answer = api.ask("POST", path, &[("Authorization", &bearer)], &body).await;
-        assert_eq!(answer.code, 201);
-        answer.json()["status"]["allowed"].as_bool().unwrap()
-    };
     for (token, verb, namespace, resource, allowed) in [
         ("all", "list", "", "pods", true),
         ("shop", "list", "", "pods", false),
@@ -772,7 +818,74 @@ async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
         ("all", "delete", "shop", "pods", false),
         ("all", "get", "shop", "secrets", false),
     ] {
-        assert_eq!(may(token, verb, namespace, resource).await, allowed, "{token} {verb} {namespace} {resource}");
+        let attributes = json!({ "verb": verb, "namespace": namespace, "resource": resource });
+        assert_eq!(reviewed(&api, token, &attributes).await, allowed, "{token} {attributes}");
+    }
+}
+
+/// Returns what a review with these attributes allows.
+async fn reviewed(api: &Api, token: &str, attributes: &Value) -> bool {
+    let body = json!({ "spec": { "resourceAttributes": attributes } }).to_string();
+    let bearer = format!("Bearer {token}");
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let answer = api.ask("POST", path, &[("Authorization", &bearer)], &body).await;
+    assert_eq!(answer.code, 201, "{attributes}");
+    answer.json()["status"]["allowed"].as_bool().unwrap()
+}
+
+/// Authority that lets everybody read the pod "a" alone.
+#[derive(Debug)]
+struct OnePod;
+
+impl Reviewer for OnePod {
+    fn review_token(&self, token: &Token, _: &[String]) -> BoxFuture<'static, Result<TokenReviewed, ReviewError>> {
+        let user = IdentityDetails { user: token.expose().to_owned(), ..IdentityDetails::default() };
+        let reviewed = TokenReviewed { is_authenticated: true, user, audiences: Vec::new() };
+        Box::pin(std::future::ready(Ok(reviewed)))
+    }
+
+    fn review_access(&self, _: &Identity, of: ReviewAttributes) -> BoxFuture<'static, Result<bool, ReviewError>> {
+        Box::pin(std::future::ready(Ok(of.verb == "get" && of.namespace == "shop" && of.name == "a")))
+    }
+}
+
+/// A review is of the access that a read of whole objects needs.
+#[tokio::test]
+async fn a_review_allows_what_a_read_is_allowed() {
+    let directory = TempDir::new().unwrap();
+    let confirmed = || MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) }));
+    let objects = [("shop", "a"), ("shop", "b")];
+    let check = async |api: &Api, token: &str, verb: &str, name: &str, allowed: bool| {
+        let attributes = json!({ "verb": verb, "namespace": "shop", "resource": "pods", "name": name });
+        assert_eq!(reviewed(api, token, &attributes).await, allowed, "{verb} {name}");
+        let separator = if name.is_empty() { "" } else { "/" };
+        let path = format!("/api/v1/namespaces/shop/pods{separator}{name}?resourceVersion=0");
+        let bearer = format!("Bearer {token}");
+        let code = api.ask("GET", &path, &[("Authorization", &bearer)], "").await.code;
+        assert_eq!(code, if allowed { 200 } else { 403 }, "{path}");
+    };
+    let mut options = authorized(&directory);
+    let rules = json!([{ "subjects": ["user:shop"], "verbs": ["*"], "resources": ["pods"], "namespaces": ["*"], "formats": ["METADATA"] }]);
+    options.access.authorizer = Some(Authorizer::of_rules(Rules::from_value(&rules).unwrap()));
+    let api = Api::with(options, confirmed(), false, &objects).await;
+    check(&api, "shop", "list", "", false).await;
+
+    let reviewer: Arc<dyn Reviewer> = Arc::new(OnePod);
+    let kinds = ReviewConfig { resources: [].into(), ttl: Duration::from_secs(10), peer_share: 25 };
+    let mut options = authorized(&directory);
+    options.access.authorizer = Some(Authorizer::of_reviews(reviewer, kinds));
+    let api = Api::with(options, confirmed(), false, &objects).await;
+    for (verb, name, allowed) in [("get", "a", true), ("get", "b", false), ("list", "", false)] {
+        check(&api, "all", verb, name, allowed).await;
+    }
+
+    let api = Api::with(Options { is_secret: true, ..Options::default() }, confirmed(), false, &objects).await;
+    check(&api, "", "list", "", false).await;
+
+    let api = Api::start(&objects).await;
+    for (version, allowed) in [("v1", true), ("", true), ("*", true), ("v2", false)] {
+        let attributes = json!({ "verb": "list", "resource": "pods", "version": version });
+        assert_eq!(reviewed(&api, "", &attributes).await, allowed, "{version}");
     }
 }
 

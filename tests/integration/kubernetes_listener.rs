@@ -2,11 +2,13 @@
 
 use std::{io::Read, sync::Arc};
 
+use bytes::Bytes;
 use flate2::read::GzDecoder;
+use h2::client::SendRequest;
 use informerd::{
     audit::AuditLog,
     config::ListenAddr,
-    grpc::{KubernetesApi, MostRecent},
+    grpc::{KubernetesApi, MostRecent, QuotaConfig},
     model::ApiKind,
     proto::Compression,
 };
@@ -25,6 +27,7 @@ use tokio_rustls::{
         pki_types::{CertificateDer, pem::PemObject},
     },
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     audit::{fields, lines},
@@ -368,7 +371,10 @@ async fn shards_divide_the_objects_and_their_events() {
     assert!(sizes.iter().all(|size| *size > 5), "{sizes:?}");
     let mut own = api.watch(&format!("shard={}&initialEvents=false", encoded[0])).await;
     own.words(1).await;
-    let target = format!("/api/v1/pods?watch=1&resourceVersion=1&shardSelector={}", encoded[0]);
+    let target = format!(
+        "/api/v1/pods?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan&shardSelector={}",
+        encoded[0]
+    );
     let (mut lines, _) = send(api.address, "GET", &target, &[], "").await;
     for namespace in &namespaces {
         api.sandbox.put(namespace, "web", r#""n":1"#).await;
@@ -392,6 +398,77 @@ async fn shards_divide_the_objects_and_their_events() {
     }
     for wrong in ["shard=2/2", "shard=x"] {
         assert_eq!(ask(api.address, "GET", &format!("/v1/pods?{wrong}"), &[], "").await.failure().0, 400, "{wrong}");
+    }
+}
+
+/// Connects in plain text over HTTP/2.
+async fn http2(address: std::net::SocketAddr) -> (SendRequest<Bytes>, AbortOnDropHandle<()>) {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    let driver = tokio::spawn(async move { drop(connection.await) });
+    (client.ready().await.unwrap(), AbortOnDropHandle::new(driver))
+}
+
+/// A response to HEAD has no body, whatever it is, and a read has succeeded with its head.
+#[tokio::test]
+async fn a_response_to_head_has_no_body_over_http_2() {
+    let api = serve(&[], 1, 10).await;
+    let mut registry = Registry::default();
+    api.sandbox.state.register(&mut registry);
+    let (mut client, _driver) = http2(api.address).await;
+    let one = "/api/v1/namespaces/shop/pods/p0?resourceVersion=0";
+    for (target, code) in [
+        ("/readyz", 200),
+        ("/version", 200),
+        ("/api", 200),
+        ("/apis/x/v1", 404),
+        ("/api/v1/namespaces/shop/pods/none?resourceVersion=0", 404),
+        ("/nothing", 404),
+        (one, 200),
+        (LISTS[0], 200),
+        (LISTS[1], 200),
+        ("/api/v1/pods?watch=1&resourceVersion=0", 200),
+    ] {
+        let request = http::Request::head(format!("http://localhost{target}")).body(()).unwrap();
+        let (response, _) = client.send_request(request, true).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!((response.status(), response.body().is_end_stream()), (code.try_into().unwrap(), true), "{target}");
+    }
+    let mut metrics = String::new();
+    encode(&mut metrics, &registry).unwrap();
+    let handled = metrics.lines().filter(|line| line.starts_with("grpc_server_handled_total") && !line.ends_with(" 0"));
+    let handled: Vec<_> = handled.collect();
+    let of = |code: &str| -> u64 {
+        let of_code = handled.iter().filter(|line| line.contains(&format!("grpc_code=\"{code}\"")));
+        of_code.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+    };
+    // Discover, Get, both Lists, and Watch; the groups and the object that there are not.
+    assert_eq!((of("OK"), of("NotFound"), of("Canceled")), (5, 2, 0), "{handled:#?}");
+}
+
+/// Nobody takes what was sent of a document for all of it.
+#[tokio::test]
+async fn a_document_that_the_server_ends_is_reset_over_http_2() {
+    let text = "x".repeat(1 << 20);
+    for target in LISTS.into_iter().chain(["/v1/pods/shop/p0"]) {
+        let quotas = QuotaConfig { bytes_held: Some(1 << 18), ..QuotaConfig::default() };
+        let pods = (0..8).map(|at| pod("shop", &format!("p{at}"), &format!(r#""x":"{text}""#))).collect();
+        let api = Api::of(Sandbox::start_with(Options { quotas, ..options(&[]) }, pods).await).await;
+        // The window is that of the client, which does not enlarge it.
+        let (mut client, _driver) = http2(api.address).await;
+        let request = http::Request::get(format!("http://localhost{target}")).body(()).unwrap();
+        let (response, _) = client.send_request(request, true).unwrap();
+        let (head, mut body) = response.await.unwrap().into_parts();
+        assert_eq!(head.status, 200);
+        passes(|| api.sandbox.ledger.ended() > 0).await;
+        let reset = loop {
+            match tokio::time::timeout(DEADLINE, body.data()).await.expect("an end in time") {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => break error,
+                None => panic!("{target}: a part of the document, as if it were all"),
+            }
+        };
+        assert_eq!(reset.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{target}");
     }
 }
 

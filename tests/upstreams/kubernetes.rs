@@ -209,14 +209,53 @@ pub(crate) async fn fill(apiserver: &ApiServer) {
     ] {
         apiserver.post(&format!("/api/v1/namespaces/{namespace}/pods"), &pod).await;
     }
-    let template = json!({ "metadata": { "labels": { "app": "web" } }, "spec": { "containers": container } });
-    let spec = json!({ "replicas": 2, "selector": { "matchLabels": { "app": "web" } }, "template": template });
+    let both = json!({ "metadata": { "name": "p4" }, "spec": { "containers": [{ "name": "c", "image": "a" }, { "name": "d", "image": "b" }] } });
+    apiserver.post("/api/v1/namespaces/a/pods", &both).await;
+    let labels = json!({ "app": "web", "app.kubernetes.io/name": "web" });
+    let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": container } });
+    let absent = json!([{ "key": "b", "operator": "DoesNotExist" }]);
+    let selector = json!({ "matchLabels": labels, "matchExpressions": absent });
+    let spec = json!({ "replicas": 2, "selector": selector, "template": template });
     apiserver
         .post("/apis/apps/v1/namespaces/a/deployments", &json!({ "metadata": { "name": "web" }, "spec": spec }))
         .await;
-    let spec = json!({ "type": "NodePort", "selector": { "app": "web" }, "ports": [{ "port": 80 }] });
-    apiserver.post("/api/v1/namespaces/a/services", &json!({ "metadata": { "name": "web" }, "spec": spec })).await;
+    for (name, service_type) in [("web", "NodePort"), ("lb", "LoadBalancer")] {
+        let spec = json!({ "type": service_type, "selector": labels, "ports": [{ "port": 80 }] });
+        apiserver.post("/api/v1/namespaces/a/services", &json!({ "metadata": { "name": name }, "spec": spec })).await;
+    }
     apiserver.post(&CONFIG_MAPS.path("a"), &CONFIG_MAPS.object(&json!({ "name": "m" }), &json!({ "k": "v" }))).await;
+    report(apiserver).await;
+}
+
+/// Reports what kubelets and a cloud would.
+async fn report(apiserver: &ApiServer) {
+    let ended = |name: &str, reason: &str, code: u8| {
+        let state = json!({ "terminated": { "exitCode": code, "reason": reason } });
+        json!({ "name": name, "image": "a", "imageID": "a", "ready": false, "restartCount": 0, "state": state })
+    };
+    let info = [
+        ("architecture", "amd64"),
+        ("kernelVersion", "6.1"),
+        ("osImage", "Debian"),
+        ("containerRuntimeVersion", "containerd://2.0"),
+        ("kubeletVersion", "v1.36.3"),
+    ];
+    let info: serde_json::Map<String, Value> =
+        info.map(|(key, value)| (key.to_owned(), json!(value))).into_iter().collect();
+    let conditions = json!([{ "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown" }]);
+    let statuses = [ended("c", "Completed", 0), ended("d", "Error", 1)];
+    for (path, status) in [
+        ("nodes/n1", json!({ "conditions": conditions, "nodeInfo": info })),
+        ("namespaces/a/pods/p4", json!({ "phase": "Failed", "containerStatuses": statuses })),
+        ("namespaces/b/pods/p3", json!({ "phase": "Succeeded" })),
+        (
+            "namespaces/a/services/lb",
+            json!({ "loadBalancer": { "ingress": [{ "ip": "10.1.0.9" }, { "ip": "10.1.0.1" }] } }),
+        ),
+    ] {
+        let patch = json!({ "status": status });
+        apiserver.ask("PATCH", &format!("/api/v1/{path}/status"), Some(&patch)).await.unwrap();
+    }
 }
 
 /// Gives Thing the same columns at the API server, and creates some.

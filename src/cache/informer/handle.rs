@@ -268,9 +268,16 @@ impl<F: Frame> InformerHandle<F> {
 
     /// Returns the version to resume from for a client that has received at least one change at `from`: the version before, if there
     /// are several, so that it receives all of them. A list has the version at which a relist ends, too: it is not refused.
+    ///
+    /// If the history begins at `from`, returns true in addition if there were several: the client needs the objects of that version
+    /// again. Deletions among them are unknown, so it lists again wherever a list has a later version.
     #[cfg(feature = "kubernetes-api")]
-    pub(crate) fn resume_point(&self, from: ResourceVersion) -> ResourceVersion {
+    pub(crate) fn resume_point(&self, from: ResourceVersion) -> Result<(ResourceVersion, bool), JoinError> {
         let history = self.shared.past.history().lock();
+        let begins_inside = history.begins_inside(&from);
+        if begins_inside && from < history.current().version {
+            return Err(not_in_history(&history, NotInHistory::Expired));
+        }
         let relisted = history.before_relist(&from);
         let has_several = |before: &ResourceVersion| {
             // The history begins at this version, or the join has the same error.
@@ -278,7 +285,8 @@ impl<F: Frame> InformerHandle<F> {
             let changes = backlog.batches.iter().flat_map(|batch| &batch.changes);
             changes.filter(|change| change.version == from).nth(1).is_some()
         };
-        relisted.or_else(|| Some(from.previous()).filter(has_several)).unwrap_or(from)
+        let before = relisted.or_else(|| Some(from.previous()).filter(has_several));
+        Ok(before.map_or((from, begins_inside), |before| (before, false)))
     }
 
     /// Returns the replay of what follows a position, up to an offset that was published.

@@ -195,7 +195,11 @@ fn the_kubernetes_api_refuses_what_its_clients_cannot_use() {
         (format!("kubernetes: auto, {kube} }} }}"), "and `drop_fields`"),
         (format!("kubernetes: auto, drop_fields: [.status], {kube} }} }}"), "and `drop_fields`"),
         (format!("kubernetes: auto, {whole}, {kube}, metadata_only: true }} }}"), "a part of each object"),
-        (format!("kubernetes: auto, {whole}, allowed_views: [\"@metadata\"], {kube} }} }}"), "a part of each object"),
+        (format!("kubernetes: auto, {whole}, allowed_views: [\"@metadata\"], {kube} }} }}"), "whole objects"),
+        (
+            format!("kubernetes: auto, read_only_clients: true, allowed_views: [\"@metadata\"], {kube} }} }}"),
+            "whole objects",
+        ),
         (format!("kubernetes: auto, {whole}, {kube}, versions: opaque }} }}"), "the API's own versions"),
         (format!("kubernetes: auto, {whole}, {kube}, namespaces: [a, b] }} }}"), "would miss changes"),
         (format!("kubernetes: auto, {whole}, {kube}, namespace_selector: a=b }} }}"), "would miss changes"),

@@ -8,13 +8,15 @@ use std::{
 use bytes::BytesMut;
 use prost::Message;
 
-use super::{HEAD_BYTES, ListBody, MessageObjects, Stage};
+use super::{ListBody, MessageObjects, Stage};
 use crate::{
     grpc::{
         compression::MAX_HEAD_BYTES,
         encoder::{Failed, SLICE_BYTES},
         frame::{self, OBJECTS},
+        page::MAX_TOKEN_BYTES,
     },
+    model::ObjectKey,
     proto::{self, pb},
     transport::Chunk,
 };
@@ -51,8 +53,8 @@ impl ListBody {
         if self.compressing.is_none() {
             let (collected, encoded) =
                 (std::mem::take(&mut self.collected), std::mem::take(&mut self.objects).freeze());
-            // More than that cannot be stored before what is compressed.
-            let has_small_head = self.head_bytes() + HEAD_BYTES <= MAX_HEAD_BYTES;
+            // More than that cannot be stored before what is compressed. A token and a failed evaluation have a key.
+            let has_small_head = self.head_bytes() + MAX_TOKEN_BYTES + ObjectKey::MAX_BYTES <= MAX_HEAD_BYTES;
             let form = self.compressed.clone().filter(|_| has_small_head);
             if collected.is_empty() {
                 return Poll::Ready(Ok(MessageObjects::Plain(encoded)));

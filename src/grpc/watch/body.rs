@@ -52,6 +52,8 @@ pub(super) enum Begin {
     InitialEvents,
     /// A bookmark at the version where the watch joined.
     Bookmark,
+    /// An ADDED event for each object of this version, and then the next event after it.
+    At(ResourceVersion),
     /// The next event after this version.
     After(ResourceVersion),
 }
@@ -139,12 +141,13 @@ impl WatchBody {
     pub(super) fn new(opened: Opened) -> Self {
         let Opened { service, resource, subscribe, begin, joined, watcher, .. } = opened;
         let opened_state = resource.informer.state();
-        let (has_initial_events, is_bookmark_first) = (begin == Begin::InitialEvents, begin == Begin::Bookmark);
-        let is_resumed = matches!(begin, Begin::After(_));
+        let is_bookmark_first = begin == Begin::Bookmark;
+        let is_resumed = matches!(begin, Begin::At(_) | Begin::After(_));
         let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined);
-        let initial = has_initial_events.then(|| {
+        let initial = matches!(begin, Begin::InitialEvents | Begin::At(_)).then(|| {
             let held = resource.calls.snapshots().hold(&snapshot, watcher.stream()).with_permit(opened.permit);
-            let events = InitialEvents::new(snapshot, watch.subscribe(), &service, opened.has_batches).holding(held);
+            let events = InitialEvents::new(snapshot, watch.subscribe(), &service, opened.has_batches);
+            let events = if let Begin::At(version) = begin { events.at(version) } else { events }.holding(held);
             let permit = service.bulk_scheduler().begin(watcher.caller());
             Box::new(Initial { events, permit, _quota: opened.bulk_quota })
         });

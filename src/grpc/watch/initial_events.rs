@@ -36,6 +36,8 @@ pub(super) struct InitialEvents {
     snapshot: Snapshot,
     scan: Scan,
     last_checked: Option<ObjectKey>,
+    /// Version of the objects; none for all of them.
+    at: Option<ResourceVersion>,
     /// Change of the namespaces; none for the initial events.
     reselection: Option<Box<Reselection>>,
     /// Cache of compressed events; none if they are not compressed.
@@ -122,6 +124,7 @@ impl InitialEvents {
             snapshot,
             scan,
             last_checked: None,
+            at: None,
             reselection: None,
             compressed: None,
             batch: None,
@@ -129,6 +132,11 @@ impl InitialEvents {
             evaluations: Evaluations::default(),
             _held: None,
         }
+    }
+
+    /// Leaves out the objects of other versions.
+    pub(super) fn at(self, version: ResourceVersion) -> Self {
+        Self { at: Some(version), ..self }
     }
 
     /// Returns true if the events are those of a change of the namespaces.
@@ -176,6 +184,7 @@ impl InitialEvents {
             let next = earlier.as_ref().or_else(|| objects.next());
             let Some(object) = next else { return (buffer, events, InitialProgress::Done) };
             let (transition, version) = match &self.reselection {
+                None if self.at.as_ref().is_some_and(|at| at != object.version()) => (None, None),
                 None => (selection.matches_counted(object, &mut self.evaluations).then_some(INITIAL), None),
                 Some(reselection) if !is_earlier && reselection.is_later(object.key()) => (None, None),
                 Some(reselection) => (reselection.transition(object), Some(&reselection.version)),

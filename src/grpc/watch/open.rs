@@ -79,6 +79,8 @@ pub(crate) struct LineOptions {
     /// Last change that the client received of a batch of which it may lack others.
     #[cfg(feature = "kubernetes-api")]
     pub(crate) last: Option<LastChange>,
+    /// True if the watch begins with the objects of the version from which it resumes.
+    pub(crate) repeats: bool,
 }
 
 /// Change of a batch, in the order of this server.
@@ -113,9 +115,10 @@ pub(in super::super) async fn open_lines(
     let future_wait = future_wait(service, &access.format, duration("timeout", request.timeout)?);
     service.can_replace(&resource, &from)?;
     service.reached(&resource, Some(&from), future_wait).await?;
-    let from = resource.informer.resume_point(from);
+    let resume_point = resource.informer.resume_point(from.clone());
+    let (from, repeats) = resume_point.map_err(|error| ApiError::join(error, Some(&from), &resource.name))?;
     let request = pb::WatchRequest { resource_version: from.to_string(), ..request.clone() };
-    join_with(access, &request, queue, options, call).await
+    join_with(access, &request, queue, LineOptions { repeats, ..options }, call).await
 }
 
 // === impl LineOptions ===
@@ -160,7 +163,7 @@ async fn join_with(
     .await?;
     let (service, resource, mut format) = (access.service, Arc::clone(&access.resource), access.format.clone());
     let from = query::version("resource_version", &request.resource_version)?;
-    let begin = begin(request, from.clone())?;
+    let begin = begin(request, from.clone(), options.repeats)?;
     let bookmark_interval =
         duration("bookmark_interval", request.bookmark_interval)?.unwrap_or(service.config().bookmark_interval);
     let timeout = duration("timeout", request.timeout)?;
@@ -170,7 +173,8 @@ async fn join_with(
     let future_wait = future_wait(service, &format, timeout);
     let selection = Arc::new(selection);
     let stream_quota = service.quotas().stream(&call)?;
-    let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
+    let has_state = matches!(begin, Begin::InitialEvents | Begin::At(_));
+    let bulk_quota = if has_state { service.quotas().bulk_response(&call)? } else { None };
     let Call { identity, stream, wait, user_agent, audited, subscription, .. } = call;
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
@@ -344,7 +348,7 @@ async fn join(
 }
 
 /// Returns the first part of the stream, from the request.
-fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Begin, ApiError> {
+fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>, repeats: bool) -> Result<Begin, ApiError> {
     let invalid = |message: &str| ApiError::Invalid {
         reason: "INITIAL_EVENTS_INVALID",
         field: "initial_events",
@@ -356,7 +360,9 @@ fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Be
         }
         (Ok(pb::InitialEvents::Send | pb::InitialEvents::Unspecified), None) => Ok(Begin::InitialEvents),
         (Ok(pb::InitialEvents::None), None) => Ok(Begin::Bookmark),
-        (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(from)) => Ok(Begin::After(from)),
+        (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(from)) => {
+            Ok(if repeats { Begin::At(from) } else { Begin::After(from) })
+        }
         (Err(_), _) => Err(invalid("unsupported value; supported: INITIAL_EVENTS_SEND (1), INITIAL_EVENTS_NONE (2)")),
     }
 }
@@ -367,7 +373,7 @@ impl fmt::Display for Begin {
         match self {
             Self::InitialEvents => f.write_str("LIST"),
             Self::Bookmark => f.write_str("NOW"),
-            Self::After(version) => write!(f, "{version}"),
+            Self::At(version) | Self::After(version) => write!(f, "{version}"),
         }
     }
 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 use super::*;
 use crate::{
     grpc::ApiError,
-    model::{Cause, EventType},
+    model::{Cause, EventType, ObjectKey},
 };
 
 fn kind() -> ApiKind {
@@ -87,6 +87,24 @@ fn a_table_has_a_row_with_the_metadata_of_each_object() {
     assert_eq!(table["rows"][0].get("object"), Some(&json!(null)));
 }
 
+#[test]
+fn the_row_of_a_pod_that_has_ended_says_so() {
+    let row = |kind: &str, phase: &str| {
+        let body = format!(r#"{{"metadata":{{"name":"web"}},"status":{{"phase":"{phase}"}}}}"#);
+        let object = Object::from_json(Bytes::from(body), "web", ResourceVersion::decimal(7)).unwrap();
+        let mut buffer = BytesMut::new();
+        let encoder = Encoder::new(ApiKind::new("", "v1", "x", kind), Form::Table(Include::None));
+        encoder.object(&object, PayloadFormat::Raw, &mut buffer);
+        serde_json::from_slice::<Value>(&buffer).unwrap()["rows"][0].clone()
+    };
+    for (phase, message) in [("Succeeded", "The pod has completed successfully."), ("Failed", "The pod failed.")] {
+        let condition = json!({ "type": "Completed", "status": "True", "reason": phase, "message": message });
+        assert_eq!(row("Pod", phase)["conditions"], json!([condition]));
+        assert_eq!(row("Job", phase).get("conditions"), None);
+    }
+    assert_eq!(row("Pod", "Running").get("conditions"), None);
+}
+
 fn lines(buffer: &BytesMut) -> Vec<Value> {
     assert!(buffer.is_empty() || buffer.ends_with(b"\n"));
     String::from_utf8_lossy(buffer).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -119,6 +137,56 @@ fn a_deletion_has_its_own_version() {
     );
 }
 
+/// Clients of Kubernetes read a watch line by line.
+#[test]
+fn an_event_is_one_line_also_of_a_body_with_line_breaks() {
+    let body = "{\"spec\":{\n\"a\":\"x\\ny\"\r\n},\"metadata\":{\"name\":\"web\",\"labels\":{\n\"x\":\"y\"}}}";
+    let (object, version) = (object(body), ResourceVersion::decimal(7));
+    for form in [Form::Object, Form::Metadata, Form::Table(Include::Object)] {
+        let mut buffer = BytesMut::new();
+        for _ in 0..2 {
+            let event = LineEvent {
+                event_type: EventType::Added,
+                cause: Cause::Change,
+                object: &object,
+                version: &version,
+                change_version: &version,
+                safe_version: None,
+                coalesced: 0,
+                payload: PayloadFormat::Raw,
+            };
+            Encoder::new(kind(), form).event(&event, &mut buffer);
+        }
+        let text = String::from_utf8(buffer.to_vec()).unwrap();
+        assert!(text.matches('\n').count() == 2 && !text.contains('\r'), "{form:?}: {text:?}");
+        let lines = lines(&buffer);
+        assert_eq!((lines.len(), &lines[0]), (2, &lines[1]), "{form:?}");
+        if form == Form::Object {
+            assert_eq!(lines[0]["object"]["spec"], json!({ "a": "x\ny" }), "a line break in a text is escaped");
+        }
+    }
+}
+
+/// A body of etcd may have the uid of another object.
+#[test]
+fn the_uid_is_that_under_which_an_object_is_served() {
+    let key = ObjectKey::new("shop", "web").unwrap();
+    let body = Bytes::from_static(br#"{"metadata":{"uid":"u","name":"web"},"spec":{}}"#);
+    let object = Object::from_json_of(key, "5/shop/web", body, ResourceVersion::decimal(7)).unwrap();
+    for form in [Form::Object, Form::Metadata] {
+        for payload in [PayloadFormat::Raw, PayloadFormat::Metadata] {
+            let mut buffer = BytesMut::new();
+            Encoder::new(kind(), form).object(&object, payload, &mut buffer);
+            let text = String::from_utf8(buffer.to_vec()).unwrap();
+            assert_eq!(text.matches("\"uid\"").count(), 1, "{text}");
+            let json: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(json["metadata"]["uid"], "5/shop/web", "{form:?} {payload:?}");
+        }
+    }
+    let (_, table) = encoded(Form::Table(Include::Metadata), &object);
+    assert_eq!(table["rows"][0]["object"]["metadata"]["uid"], "5/shop/web");
+}
+
 #[test]
 fn bookmarks_are_sent_to_whoever_reads_them_and_mark_the_end_for_whoever_waits_for_it() {
     let message = |version: &str, is_end: bool| {
@@ -149,6 +217,21 @@ fn bookmarks_are_sent_to_whoever_reads_them_and_mark_the_end_for_whoever_waits_f
     assert!(encode(Form::Object, &message("5", true), false, true).is_empty());
     assert!(encode(Form::Object, &message("", false), true, true).is_empty(), "nothing to resume from");
     assert_eq!(encode(Form::Metadata, &message("5", false), true, true)[0]["object"]["kind"], "PartialObjectMetadata");
+    for include in [Include::None, Include::Metadata, Include::Object] {
+        let table = encode(Form::Table(include), &message("5", true), true, true)[0]["object"].clone();
+        assert_eq!((&table["kind"], &table["metadata"]["resourceVersion"]), (&json!("Table"), &json!("5")));
+        let row = &table["rows"][0];
+        let kind = if include == Include::Object { "Thing" } else { "PartialObjectMetadata" };
+        assert_eq!(row["object"]["kind"], kind, "{include:?}");
+        let metadata = &row["object"]["metadata"];
+        assert_eq!(
+            (&metadata["resourceVersion"], &metadata["annotations"][INITIAL_EVENTS_END]),
+            (&json!("5"), &json!("true"))
+        );
+        assert_eq!(row["cells"].as_array().unwrap().len(), 2, "as many as there are columns");
+    }
+    let progress = encode(Form::Table(Include::None), &message("5", false), true, true)[0]["object"].clone();
+    assert_eq!((&progress["rows"][0]["object"], &progress["metadata"]["resourceVersion"]), (&json!(null), &json!("5")));
     let mut error = pb::WatchResponse { error: Some(ApiError::HistoryRewritten.to_proto()), ..Default::default() };
     error.set_type(pb::EventType::Error);
     let lines = encode(Form::Object, &error, false, false);

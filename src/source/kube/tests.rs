@@ -7,6 +7,7 @@ mod events;
 mod fake_api;
 mod faults;
 mod feed;
+mod kinds;
 mod lists;
 mod metadata;
 mod namespaces;

@@ -64,6 +64,11 @@ impl History {
         if ahead_of.is_some_and(|ahead| *ahead > self.current.version) {
             return false;
         }
+        let has_several = self.batches.range(self.evicted.batches..evicted).any(|recorded| recorded.what.has_several());
+        // A client of the Kubernetes API that may lack some of them lists at a later version. Only versions without a lineage are there.
+        if has_several && version >= self.current.version && version.lineage().is_none() {
+            return false;
+        }
         if self.batches.range(self.evicted.batches..evicted).any(|recorded| recorded.what.is_late()) {
             // Whoever has the version may lack its late changes, and the next one is open.
             if version >= self.current.version {
@@ -84,6 +89,7 @@ impl History {
             self.oldest_at = recorded.at;
         }
         let ahead_of = self.ahead.drain(..ahead).next_back().map(|(_, ahead)| ahead);
+        self.oldest_has_several = has_several;
         for passed in ahead_of.into_iter().chain([self.oldest.version.clone()]) {
             version = if passed > version { passed } else { version };
         }

@@ -313,6 +313,9 @@ proptest! {
         let changes = || kept.iter().flat_map(|batch| &batch.changes);
         let cost = |change: &Change| CHANGE_BYTES + change.old.as_ref().map_or(0, |old| old.body().len());
         prop_assert_eq!((history.events(), history.bytes()), (changes().count(), changes().map(cost).sum()));
+        // Several changes at the newest version stay.
+        let last = batches.len() as u128;
+        history.record(batch(last, last + 1, 0), now);
         history.evict_old(now + BOUNDS.age + BOUNDS.age);
         prop_assert_eq!((history.events(), history.bytes()), (0, 0));
     }

@@ -63,6 +63,12 @@ async fn a_snapshot_can_be_resumed_from_the_last_change_before_it() {
         running.fifo.push(Delta::Checkpoint { proof: Bytes::new(), reply }).await;
         assert_eq!(checkpoint.await.unwrap().unchanged_since, version(unchanged_since));
     }
+    // Whoever has the version of a transaction may lack the rest of it.
+    running.fifo.push(Delta::Changes { events: vec![put("c", 22), put("d", 22)].into(), closes: true }).await;
+    running.apply(Event::Bookmark(version(30))).await;
+    let (reply, checkpoint) = oneshot::channel();
+    running.fifo.push(Delta::Checkpoint { proof: Bytes::new(), reply }).await;
+    assert_eq!(checkpoint.await.unwrap().unchanged_since, version(30));
     let list = |since| List { unchanged_since: Some(since), ..List::new(vec![object("a", 3)], version(20)) };
     let running = begun_with(list(version(12)));
     for number in [3, 11] {

@@ -69,14 +69,14 @@ impl BoundedBody for SubscribeBody {
         let (mut with_versions, mut without) = (Deliveries::default(), Deliveries::default());
         for (_, watch) in &mut self.bodies {
             let FinalFrames { message, trailers } = watch.body.exhausted(usize::MAX, exceeded);
-            watch.has_trailers(&Frame::trailers(trailers));
+            watch.has_trailers(&Frame::trailers(trailers.unwrap_or_default()));
             with_versions.add(watch.id, message.unwrap_or_default(), true);
             without.add(watch.id, last.clone(), true);
         }
         // The same end for all needs less room than the version that each watch resumes from.
         let fits = |deliveries: &&mut Deliveries| !deliveries.is_empty() && deliveries.bytes() <= room;
         let message = [&mut with_versions, &mut without].into_iter().find(fits).map(Deliveries::take);
-        FinalFrames { message, trailers: trailers(&status) }
+        FinalFrames { message, trailers: Some(trailers(&status)) }
     }
 }
 

@@ -98,7 +98,7 @@ impl BoundedBody for WatchBody {
         let status = self.end.take().unwrap_or_else(|| Status::ok(""));
         self.is_over = true;
         let message = self.ready.take().filter(|message| message.remaining() <= room);
-        FinalFrames { message, trailers: trailers(&status) }
+        FinalFrames { message, trailers: Some(trailers(&status)) }
     }
 }
 

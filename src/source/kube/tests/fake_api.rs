@@ -63,7 +63,7 @@ pub(super) struct Store {
     pub(super) others: VecDeque<Fault>,
     /// Body of the refusal of lists without a limit.
     pub(super) one_piece: Option<String>,
-    /// Kind of the resource in discovery.
+    /// Kind of the resource in discovery; empty if it is not there.
     pub(super) kind: &'static str,
     /// Only name that may be listed and watched, if not all.
     pub(super) only: Option<&'static str>,
@@ -301,7 +301,9 @@ impl FakeApi {
         }
         if uri.path() == "/apis/example.com/v1" {
             let resource = |plural: &str, kind: &str| json!({"name": plural, "kind": kind, "namespaced": true});
-            let resources = [resource("widgets", self.set(|store| store.kind)), resource("secrets", "Secret")];
+            let kind = self.set(|store| store.kind);
+            let mut resources = vec![resource("secrets", "Secret")];
+            resources.extend((!kind.is_empty()).then(|| resource("widgets", kind)));
             return success(json!({"kind": "APIResourceList", "resources": resources}).to_string());
         }
         if uri.path() == "/api/v1/namespaces/kube-system" {
