@@ -1,17 +1,31 @@
 //! Reload of the configuration while the server runs.
 
-use std::{fs, future::pending, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    future::pending,
+    net::SocketAddr,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
 
 use informerd::{
     app::{App, Reloader},
     client::{Client, ListResult, Query, ServerAddress},
     config::ServeFlags,
-    proto::pb,
+    proto::pb::{self, admin_service_client::AdminServiceClient},
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    fs::{CWD, OFlags, mkfifoat},
+    process::{Pid, Signal, kill_process},
+};
 use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use tokio_util::task::AbortOnDropHandle;
-use tonic::{Code, Status, Streaming, transport::Channel};
+use tonic::{Code, Request, Status, Streaming, transport::Channel};
 
 use crate::{
     authentication::line,
@@ -265,4 +279,35 @@ async fn a_process_reloads_its_configuration_on_sighup() {
     let ready = server.get("/readyz").await;
     assert!(ready.starts_with("HTTP/1.0 200"), "a resource that is added does not make the server unready: {ready}");
     assert!(server.terminate().await.success());
+}
+
+/// A file of the new configuration may never be readable, as one on a network file system whose server is gone.
+#[tokio::test]
+async fn a_reload_that_cannot_read_a_file_does_not_hold_the_shutdown() {
+    let directory = TempDir::new().unwrap();
+    let path = |name: &str| -> PathBuf { directory.path().join(name) };
+    let (config, pipe) = (path("informerd.yaml"), path("password"));
+    fs::create_dir(path("kept")).unwrap();
+    let kept = "kept: { source: { files: { path: kept } } }";
+    write(&config, &format!("{{ resources: {{ {kept} }} }}"));
+    let server = Process::start(&["--config", config.to_str().unwrap()], None);
+    mkfifoat(CWD, &pipe, 0o600.into()).unwrap();
+    let etcd = "{ endpoints: ['http://127.0.0.1:1'], prefix: /x/, username: u, password_file: password }";
+    write(&config, &format!("{{ resources: {{ {kept}, stuck: {{ source: {{ etcd: {etcd} }} }} }} }}"));
+    kill_process(Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap(), Signal::HUP).unwrap();
+    // That of the password is opened to write once the server has it open to read, which then waits for the content.
+    let held = async {
+        loop {
+            let opened =
+                fs::OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&pipe);
+            match opened {
+                Ok(held) => break held,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let held = tokio::time::timeout(DEADLINE, held).await.expect("the server reads the file");
+    let ended = tokio::time::timeout(DEADLINE, server.terminate()).await;
+    drop(held);
+    assert!(ended.expect("an end in time").success());
 }
