@@ -136,9 +136,9 @@ impl Resources {
         }
         self.end(&exchanged.removed, ResourceEnd::Removed);
         self.end(&exchanged.replaced, ResourceEnd::Replaced);
-        self.publish(service);
+        // Calls still find them and are refused with the reason, so that clients resume with those that follow.
         self.until_ended(&exchanged.replaced).await;
-        // While no resource has the name, nobody reads the new one with rights to the old one, or the other way round.
+        // No call begins to read the old ones any more: nobody reads one with rights to the other.
         if let Some(authorizer) = &service.config().access.authorizer {
             authorization::update(authorizer, config);
         }
