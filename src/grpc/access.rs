@@ -99,6 +99,24 @@ impl Access<'_> {
         self.grant.take().map(Arc::new)
     }
 
+    /// Returns true if rights may have changed since they were checked.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.changes.as_ref().is_some_and(|changes| changes.has_changed().unwrap_or(true))
+    }
+
+    /// Checks that the call is not limited to some namespaces: a part of what it requests would be taken for the whole.
+    ///
+    /// # Errors
+    ///
+    /// If it is.
+    pub(super) fn check_whole(&self) -> Result<(), ApiError> {
+        if self.namespaces.is_none() {
+            return Ok(());
+        }
+        let message = "you may read some namespaces only: name one of them".to_owned();
+        Err(ApiError::AccessDenied { message })
+    }
+
     /// Checks that the caller may read another object of the resource, in the same form.
     ///
     /// # Errors

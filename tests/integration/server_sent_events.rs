@@ -479,7 +479,11 @@ async fn a_selection_by_content_needs_the_right_to_it_everywhere() {
     let api = Api::with(options, &[("shop", "a"), ("other", "b")]).await;
     let by = async |target: &str| ask(api.address, "GET", target, &[("Authorization", "Bearer secret")], "").await;
     for read in ["", "/watch"] {
-        for select in ["expression=object.spec.nodeName%3D%3D%22n1%22", "fieldSelector=spec.nodeName%3Dn1"] {
+        for select in [
+            "expression=object.spec.nodeName%3D%3D%22n1%22",
+            "fieldSelector=spec.nodeName%3Dn1",
+            "shard=spec.nodeName:0/1",
+        ] {
             let target = format!("/v1/pods{read}?format=metadata&timeoutSeconds=1&{select}");
             let target = if read.is_empty() { target.replace("&timeoutSeconds=1", "") } else { target };
             assert_eq!(by(&target).await.failure().0, 403, "{target}");

@@ -158,6 +158,9 @@ async fn join_with(
         },
     )
     .await?;
+    if access.format.lines.is_some() {
+        access.check_whole()?;
+    }
     let (service, resource, mut format) = (access.service, Arc::clone(&access.resource), access.format.clone());
     let from = query::version("resource_version", &request.resource_version)?;
     let begin = begin(request, from.clone())?;
