@@ -4,6 +4,7 @@
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use http::HeaderMap;
+use tokio::sync::watch;
 use tonic::Status;
 
 use super::{
@@ -33,6 +34,8 @@ pub(super) struct Access<'a> {
     pub(super) service: &'a Service,
     /// Rights that were checked; none where nobody is authorized.
     grant: Option<Grant>,
+    /// Changes of rights since they were checked.
+    changes: Option<watch::Receiver<()>>,
 }
 
 /// Request of a call, as far as rights depend on it.
@@ -162,8 +165,9 @@ impl Service {
             }
             let format = resource.views.format(&resource.name, format, wanted.view)?;
             let format = ObjectFormat { compression: call.compression, ..format };
-            return Ok(Access { resource, format, namespaces: None, service: self, grant: None });
+            return Ok(Access { resource, format, namespaces: None, service: self, grant: None, changes: None });
         }
+        let changes = self.config().access.authorizer.as_ref().map(Authorizer::changes);
         let found = self.find(wanted.resource);
         let is_secret = found.as_ref().is_some_and(|resource| resource.is_secret);
         let mut attributes = wanted.attributes(parsed.unwrap_or(PayloadFormat::Metadata), is_secret);
@@ -189,7 +193,7 @@ impl Service {
         let format = resource.views.format(&resource.name, format, wanted.view)?;
         let format = ObjectFormat { compression: call.compression, ..format };
         let grant = call.authenticated().map(|caller| Grant { caller, attributes });
-        Ok(Access { resource, format, namespaces, service: self, grant })
+        Ok(Access { resource, format, namespaces, service: self, grant, changes })
     }
 
     /// Returns the namespaces to which a call is limited, or none if it is not.

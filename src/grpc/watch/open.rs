@@ -15,7 +15,7 @@ use super::{
         resource::ServedResource,
         service::Service,
         status::ApiError,
-        watchers::{OwnInfo, WatcherInfo},
+        watchers::{OwnInfo, WatchAccess, WatcherInfo},
     },
     body::{Begin, Opened, WatchBody},
 };
@@ -97,25 +97,29 @@ pub(in super::super) async fn open_lines(
     (lines, options): (LineFormat, LineOptions),
     call: Call,
 ) -> Result<WatchBody, ApiError> {
-    let (service, resource) = (access.service, Arc::clone(&access.resource));
     access.format.lines = Some(lines);
-    if !options.has_objects_only {
-        let queue = queue(service, &resource, request.queue.unwrap_or_default())?;
-        return join_with(access, request, queue, options, call).await;
-    }
-    let mut queue = resource.queue;
-    if service.config().allowed_policies.contains(&FullChannelPolicy::Replay) {
-        queue.policy = FullChannelPolicy::Replay;
-    }
-    let Some(from) = query::version("resource_version", &request.resource_version)? else {
-        return join_with(access, request, queue, options, call).await;
+    let (service, resource) = (access.service, &access.resource);
+    let queue = match &service.config().allowed_policies {
+        _ if !options.has_objects_only => queue(service, resource, request.queue.unwrap_or_default())?,
+        allowed if allowed.contains(&FullChannelPolicy::Replay) => {
+            QueueOptions { policy: FullChannelPolicy::Replay, ..resource.queue }
+        }
+        _ => resource.queue,
     };
-    let future_wait = future_wait(service, &access.format, duration("timeout", request.timeout)?);
-    service.can_replace(&resource, &from)?;
-    service.reached(&resource, Some(&from), future_wait).await?;
-    let from = resource.informer.resume_point(from);
-    let request = pb::WatchRequest { resource_version: from.to_string(), ..request.clone() };
-    join_with(access, &request, queue, options, call).await
+    join_with(access, request, queue, options, call).await
+}
+
+/// Waits for the version of an object, and returns the one after which a client resumes that has seen it.
+#[cfg(feature = "kubernetes-api")]
+async fn resume_point(
+    service: &Service,
+    resource: &ServedResource,
+    from: ResourceVersion,
+    future_wait: Duration,
+) -> Result<ResourceVersion, ApiError> {
+    service.can_replace(resource, &from)?;
+    service.reached(resource, Some(&from), future_wait).await?;
+    Ok(resource.informer.resume_point(from))
 }
 
 // === impl LineOptions ===
@@ -189,9 +193,24 @@ async fn join_with(
         user_agent,
         stream_id,
     };
-    let own = OwnInfo { grant, audited: audited.clone(), stream, watch_id };
+    let own = OwnInfo { grant: grant.clone(), audited: audited.clone(), stream, watch_id };
     let open_view = resource.views.open(&resource.name, &mut format)?;
     let watcher = service.watchers().enter(info, own, Arc::clone(&selection))?;
+    // A change of rights so far has passed by a call that waited. Later ones are left at the entry.
+    if let Some(grant) = grant.filter(|_| access.is_outdated()) {
+        let checked = service.check_again(&grant, selection.namespaces.as_ref()).await;
+        let namespaces = checked.inspect_err(|refusal| watcher.ends(refusal))?;
+        service.watchers().set_access(watcher.id(), WatchAccess::Namespaces(namespaces));
+    }
+    #[cfg(feature = "kubernetes-api")]
+    let (from, begin) = match from {
+        Some(version) if options.has_objects_only => {
+            let resumed = resume_point(service, &resource, version, future_wait).await;
+            let resumed = resumed.inspect_err(|refusal| watcher.ends(refusal))?;
+            (Some(resumed.clone()), Begin::After(resumed))
+        }
+        from => (from, begin),
+    };
     if let Some(audited) = audited {
         audited.begins_from(&begin.to_string());
         audited.begins(&selection, &format, resource.is_secret);
