@@ -206,7 +206,7 @@ impl Service {
     }
 
     /// Returns the same for an open watch. One that is limited to some namespaces keeps those of them that the caller may read, also
-    /// one whose last object has been deleted.
+    /// one whose last object has been deleted, and all of them when there are too many to find others.
     pub(super) async fn authorize_again(
         &self,
         identity: &Identity,
@@ -227,7 +227,7 @@ impl Service {
         let present = || self.namespaces_of(&attributes.resource);
         let mut scope = authorizer.decide(identity, attributes, &present, is_stream).await;
         if let Some(current) = current
-            && matches!(scope, Ok(Scope::Only(_)) | Err(AccessError::Denied))
+            && matches!(scope, Ok(Scope::Only(_)) | Err(AccessError::Denied | AccessError::TooManyNamespaces { .. }))
         {
             let found = match scope {
                 Ok(Scope::Only(found)) => found,
