@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     auth::Identity,
-    model::{ObjectKey, Selection, excerpt},
+    model::{ObjectKey, Selection, excerpt, excerpt_of},
     proto::{ObjectFormat, PayloadFormat, pb},
     transport::Peer,
 };
@@ -107,6 +107,8 @@ struct Line<'a> {
     events: Option<u64>,
 }
 
+/// Size limit of the selection in a line, in bytes.
+const MAX_SELECTION_BYTES: usize = 4 << 10;
 /// Reasons of denials with codes that have other reasons, too.
 const DENIALS: [&str; 2] = ["QUOTA_EXCEEDED", "AUTHORIZER_UNAVAILABLE"];
 
@@ -160,7 +162,7 @@ impl AuditedCall {
     /// Records that the stream begins.
     pub(super) fn begins(&self, selection: &Selection, format: &ObjectFormat, is_secret: bool) {
         let mut requested = self.0.requested.lock();
-        requested.selection = Some(selection.described(is_secret));
+        requested.selection = Some(shown(&selection.described(is_secret)));
         let namespaces = selection.namespaces.as_ref();
         requested.namespaces = namespaces.map(|namespaces| namespaces.iter().map(str::to_owned).collect());
         // An Until reads other bodies than it sends.
@@ -173,11 +175,11 @@ impl AuditedCall {
     }
 
     /// Records that the call, which has the rights, reads an object or values of an index: it has one line, at its end.
-    pub(super) fn reads(&self, key: Option<&ObjectKey>, selection: Option<String>, format: &ObjectFormat) {
+    pub(super) fn reads(&self, key: Option<&ObjectKey>, selection: Option<&str>, format: &ObjectFormat) {
         let mut requested = self.0.requested.lock();
         requested.namespace = key.map(|key| key.namespace().to_owned());
         requested.name = key.map(|key| key.name().to_owned());
-        requested.selection = selection;
+        requested.selection = selection.map(shown);
         requested.format = Some(name_of(format.payload));
         requested.view = format.view.as_ref().map(ToString::to_string);
         requested.last = Some("read");
@@ -236,6 +238,11 @@ impl AuditedCall {
 }
 
 debug_fields!(AuditedCall, this => { id: this.0.id });
+
+/// Returns a selection as a line has it: a caller may send values up to the size of a request.
+fn shown(selection: &str) -> String {
+    excerpt_of(selection, MAX_SELECTION_BYTES).into_owned()
+}
 
 fn name_of(format: PayloadFormat) -> &'static str {
     match format {

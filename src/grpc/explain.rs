@@ -64,7 +64,7 @@ pub(super) async fn explain(
         // The values of the terms are of the body.
         let has_bodies = readable == Readable::Whole && selection.reads_body();
         let format = if has_bodies { PayloadFormat::Raw } else { PayloadFormat::Metadata };
-        audited.reads(Some(&key), Some(selection.described(resource.is_secret)), &format.into());
+        audited.reads(Some(&key), Some(&selection.described(resource.is_secret)), &format.into());
     }
     let snapshot = service.snapshot(&resource, None, call.wait).await?;
     let object = snapshot.get(&key).filter(|_| readable != Readable::Nothing);

@@ -237,7 +237,7 @@ impl Accepted {
                     tls.accept(stream, serving.peer.peer, serving.config.request_timeout, serving.serves_http1);
                 match Box::pin(serving.begins(accepted)).await {
                     Ok(stream) => {
-                        serving.peer.identity = tls.identity(&stream);
+                        tls.identify(&stream, &mut serving.peer);
                         #[cfg(feature = "kubernetes-api")]
                         if serving.serves_http1 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
                             return Box::pin(drive_http1(stream, serving)).await;

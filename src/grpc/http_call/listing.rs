@@ -103,6 +103,7 @@ impl Listing {
             caller,
         };
         let selection = query::selection(&mut access, parts).await?;
+        access.check_whole()?;
         let Access { service, resource, format, .. } = access;
         let key = (call.user(), format.payload);
         let query = service.pages().query_hash(&("HTTP", resource.calls.id(), request.encode_to_vec(), key));
