@@ -126,11 +126,17 @@ impl<T: Stored, K: StoredKey> Store for ExpirationCache<T, K> {
         Ok(())
     }
 
-    async fn replace(&self, list: Vec<T>) -> Result<(), KeyError> {
+    /// What is kept is stamped, too: the list shows that it may exist.
+    async fn replace_except(
+        &self,
+        list: Vec<T>,
+        is_kept: impl Fn(&K, Option<&T>) -> bool + Send,
+    ) -> Result<(), KeyError> {
         let list = self.key_func.with_keys(list)?;
         let (mut entries, now) = (self.entries.lock(), Instant::now());
-        *entries = Entries::default();
-        for (key, object) in list {
+        let held = std::mem::take(&mut *entries).by_key.into_iter().map(|(key, entry)| (key, entry.object));
+        let kept = held.filter(|(key, object)| is_kept(key, Some(object)));
+        for (key, object) in kept.chain(list) {
             entries.insert(key, object, now);
         }
         Ok(())
