@@ -51,12 +51,12 @@ pub trait Store: Send + Sync + 'static {
         self.replace_except(list, |_, _| false)
     }
 
-    /// Replaces by a list everything that `is_kept` returns false for: an object that the list lacks stays if it may exist. The
+    /// Replaces by a list everything that `keep` returns false for: an object that the list lacks stays if it may exist. The
     /// function gets the key, and the object where the store has one.
     fn replace_except(
         &self,
         list: Vec<Self::Object>,
-        is_kept: impl Fn(&Self::Key, Option<&Self::Object>) -> bool + Send,
+        keep: impl Fn(&Self::Key, Option<&Self::Object>) -> bool + Send,
     ) -> impl Future<Output = Result<(), KeyError>> + Send;
 
     /// Queues the known objects again; nothing for a store that is no queue.

@@ -63,7 +63,9 @@ impl WatchMessages {
                 ClientError::from_proto(&refusal)
             }
             Ok(first) => {
-                self.waiting.extend(first);
+                if let Some(first) = first {
+                    self.waiting.push_front(first);
+                }
                 return Ok(self);
             }
         };

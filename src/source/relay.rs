@@ -61,7 +61,7 @@ pub struct RelayConfig {
     /// True if the objects may be Secrets. If not, and the upstream has them from Kubernetes or relays them, the source reports an
     /// error in place of a list with a Secret.
     pub allows_secrets: bool,
-    /// True if objects of an earlier run are held, of whose versions the source knows nothing: the list of an upstream that has not
+    /// True if objects of an earlier run are held, of which the source has no version: the list of an upstream that has not
     /// been able to read all objects must not replace them.
     pub holds_earlier: bool,
     /// True if the upstream decides what each caller may read, through a [`RelayReviewer`]; the source itself does not read it.

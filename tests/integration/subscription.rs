@@ -249,7 +249,7 @@ async fn watches_move_together_from_a_server_that_drains() {
     }
 }
 
-/// What is between client and server may answer PINGs for a server that does not respond.
+/// A proxy may answer PINGs for a server that does not respond.
 #[tokio::test]
 async fn a_watch_leaves_a_connection_on_which_its_opening_is_silent() {
     let directory = TempDir::new().unwrap();

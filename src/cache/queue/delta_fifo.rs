@@ -106,15 +106,10 @@ impl<T: Stored, K: StoredKey> DeltaFifo<T, K> {
     }
 
     /// Queues the list, and the deletion of everything else that is not kept.
-    fn put_list(
-        &self,
-        state: &mut State<K, Deltas<T, K>>,
-        list: Vec<(K, T)>,
-        is_kept: impl Fn(&K, Option<&T>) -> bool,
-    ) {
+    fn put_list(&self, state: &mut State<K, Deltas<T, K>>, list: Vec<(K, T)>, keep: impl Fn(&K, Option<&T>) -> bool) {
         let listed: BTreeSet<K> = list.iter().map(|(key, _)| key.clone()).collect();
         let mut deleted = self.unlisted(state, &listed);
-        deleted.retain(|tombstone| !is_kept(&tombstone.key, tombstone.last_known.as_ref()));
+        deleted.retain(|tombstone| !keep(&tombstone.key, tombstone.last_known.as_ref()));
         let deleted_keys = deleted.iter().map(|tombstone| tombstone.key.clone());
         state.begin_first_batch(listed.into_iter().chain(deleted_keys).collect());
         let of_list = if self.options.emit_replaced { ObjectDelta::Replaced } else { ObjectDelta::Sync };
@@ -181,13 +176,9 @@ impl<T: Stored, K: StoredKey> Store for DeltaFifo<T, K> {
         Ok(())
     }
 
-    async fn replace_except(
-        &self,
-        list: Vec<T>,
-        is_kept: impl Fn(&K, Option<&T>) -> bool + Send,
-    ) -> Result<(), KeyError> {
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
         let list = self.options.key_func.with_keys(list)?;
-        self.queue.change(|state| self.put_list(state, list, is_kept));
+        self.queue.change(|state| self.put_list(state, list, keep));
         Ok(())
     }
 

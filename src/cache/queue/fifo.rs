@@ -72,13 +72,9 @@ impl<T: Stored, K: StoredKey> Store for Fifo<T, K> {
         Ok(())
     }
 
-    async fn replace_except(
-        &self,
-        list: Vec<T>,
-        is_kept: impl Fn(&K, Option<&T>) -> bool + Send,
-    ) -> Result<(), KeyError> {
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
         let list = self.key_func.with_keys(list)?;
-        self.queue.change(|state| state.replace(list, |key, object| is_kept(key, Some(object))));
+        self.queue.change(|state| state.replace(list, |key, object| keep(key, Some(object))));
         Ok(())
     }
 

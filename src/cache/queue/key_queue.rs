@@ -223,15 +223,15 @@ impl<K: StoredKey, I: Stored> State<K, I> {
     }
 
     /// Replaces everything by a list, except for what is kept; of equal keys the last one counts.
-    pub(super) fn replace(&mut self, list: Vec<(K, I)>, is_kept: impl Fn(&K, &I) -> bool) {
+    pub(super) fn replace(&mut self, list: Vec<(K, I)>, keep: impl Fn(&K, &I) -> bool) {
         self.begin_first_batch(list.iter().map(|(key, _)| key.clone()).collect());
         let line = std::mem::take(&mut self.line);
         let mut queued = std::mem::take(&mut self.queued);
         let kept = line.into_iter().filter_map(|key| queued.remove(&key).flatten().map(|item| (key, item)));
-        for (key, item) in kept.filter(|(key, item)| is_kept(key, item)).chain(list) {
+        for (key, item) in kept.filter(|(key, item)| keep(key, item)).chain(list) {
             self.put(key, item);
         }
-        let is_unlisted = |(key, item): &(&K, &I)| !self.queued.contains_key(*key) && !is_kept(key, item);
+        let is_unlisted = |(key, item): &(&K, &I)| !self.queued.contains_key(*key) && !keep(key, item);
         let unlisted = self.processing.iter().filter(is_unlisted).map(|(key, _)| key);
         for key in unlisted.cloned().collect::<Vec<K>>() {
             self.delete(&key);

@@ -62,11 +62,10 @@ impl<S: Store<Object = Arc<Object>>> ReflectorStore for S {
 async fn replace<S: Store<Object = Arc<Object>>>(store: &S, mut list: List) -> Result<(), KeyError> {
     let objects = std::mem::take(&mut list.objects);
     let unreadable = list.unreadable();
-    let may_have = |key: &S::Key| (key as &dyn Any).downcast_ref().is_none_or(|key| unreadable.may_have(key));
     let is_kept = |key: &S::Key, held: Option<&Arc<Object>>| match held {
         _ if list.unreadable.is_empty() => false,
         Some(held) => unreadable.may_be(held),
-        None => may_have(key),
+        None => (key as &dyn Any).downcast_ref().is_none_or(|key| unreadable.may_have(key)),
     };
     store.replace_except(objects, is_kept).await
 }

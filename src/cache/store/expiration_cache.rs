@@ -126,16 +126,12 @@ impl<T: Stored, K: StoredKey> Store for ExpirationCache<T, K> {
         Ok(())
     }
 
-    /// What is kept is stamped, too: the list shows that it may exist.
-    async fn replace_except(
-        &self,
-        list: Vec<T>,
-        is_kept: impl Fn(&K, Option<&T>) -> bool + Send,
-    ) -> Result<(), KeyError> {
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
         let list = self.key_func.with_keys(list)?;
         let (mut entries, now) = (self.entries.lock(), Instant::now());
+        // What is kept is stamped, too: the list shows that it may exist.
         let held = std::mem::take(&mut *entries).by_key.into_iter().map(|(key, entry)| (key, entry.object));
-        let kept = held.filter(|(key, object)| is_kept(key, Some(object)));
+        let kept = held.filter(|(key, object)| keep(key, Some(object)));
         for (key, object) in kept.chain(list) {
             entries.insert(key, object, now);
         }

@@ -48,10 +48,10 @@ impl<T: Stored, K: StoredKey> MapStore<T, K> {
     }
 
     /// Replaces everything by a list, except for what is kept.
-    pub(super) fn set(&self, list: Vec<T>, is_kept: impl Fn(&K, Option<&T>) -> bool) -> Result<(), KeyError> {
+    pub(super) fn set(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool) -> Result<(), KeyError> {
         let mut objects: BTreeMap<K, T> = self.key_func.with_keys(list)?.into_iter().collect();
         let mut held = self.objects.lock();
-        for (key, object) in held.iter().filter(|(key, object)| is_kept(key, Some(object))) {
+        for (key, object) in held.iter().filter(|(key, object)| keep(key, Some(object))) {
             objects.entry(key.clone()).or_insert_with(|| object.clone());
         }
         let replaced = mem::replace(&mut *held, objects);
@@ -83,12 +83,8 @@ impl<T: Stored, K: StoredKey> Store for MapStore<T, K> {
         self.remove(&object).map(drop)
     }
 
-    async fn replace_except(
-        &self,
-        list: Vec<T>,
-        is_kept: impl Fn(&K, Option<&T>) -> bool + Send,
-    ) -> Result<(), KeyError> {
-        self.set(list, is_kept)
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
+        self.set(list, keep)
     }
 
     fn get_by_key(&self, key: &K) -> Option<T> {

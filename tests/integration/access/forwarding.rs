@@ -133,7 +133,7 @@ fn denied() -> Result<Vec<String>, (Code, String)> {
     Err((Code::PermissionDenied, "ACCESS_DENIED".to_owned()))
 }
 
-/// What a relay may read is no part of the history of its upstream.
+/// The namespaces that a relay may read are no part of the history of its upstream.
 #[tokio::test]
 async fn other_namespaces_of_a_relay_are_a_difference_for_its_clients() {
     let tokens = Tokens::new();

@@ -406,7 +406,7 @@ impl KnownObjects<Arc<Object>> for Keys {
     }
 }
 
-/// What cannot be read exists, also after the history was rewritten.
+/// An object that cannot be read exists, also after the history was rewritten.
 #[tokio::test]
 async fn what_an_unreadable_item_of_a_list_may_be_stays_in_any_store() {
     fn of(name: &str) -> Arc<Object> {
