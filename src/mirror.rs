@@ -39,7 +39,7 @@ use crate::{
     admin::{self, ProbeRequest, Probes},
     cache::{
         Controller, ControllerConfig, DeltaFifo, DeltaFifoOptions, Deltas, KeyFunc, Queue, ReflectorError, SourceError,
-        SourceHealth, Store, SyncState,
+        SourceHealth, SyncState,
     },
     client::{Query, ServerAddress, TlsOptions},
     model::Object,
@@ -113,12 +113,13 @@ impl Mirror {
     pub fn open(config: MirrorConfig) -> Result<Self, OpenError> {
         let MirrorConfig { address, tls, query, directory, layout, replace, notes, .. } = &config;
         let (directory, keys) = MirrorDirectory::open(directory, &query.resource, *layout, *replace, SystemFiles)?;
+        let holds_earlier = !keys.is_empty();
         let writer = Arc::new(Writer::new(directory, keys, *layout, Arc::clone(notes)));
         let known: Arc<KnownFiles> = Arc::clone(writer.known());
         let options = DeltaFifoOptions { known_objects: Some(known), ..DeltaFifoOptions::new(KeyFunc::default()) };
         let queue = Arc::new(DeltaFifo::new(options));
         let defaults = RelayConfig::new(address.clone(), &query.resource);
-        let source = RelayConfig { query: query.clone(), tls: tls.clone(), ..defaults };
+        let source = RelayConfig { query: query.clone(), tls: tls.clone(), holds_earlier, ..defaults };
         let health = SourceHealth::new(source.heartbeat, STALE_AFTER);
         Ok(Self { state: MirrorState { health, queue, writer, last_error: Arc::default() }, source, config })
     }
@@ -202,7 +203,7 @@ impl MirrorState {
 
     /// Returns true if the directory is that of the last known state of the resource.
     fn is_settled(&self) -> bool {
-        self.queue.has_synced() && self.queue.list_keys().is_empty() && self.writer.failed() == 0
+        self.queue.has_synced() && self.queue.is_idle() && self.writer.failed() == 0
     }
 
     /// Returns the reason why the directory may not be that of the resource.

@@ -1,5 +1,7 @@
 //! Connection to one server, and the calls with one response.
 
+mod opening;
+
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{Stream, TryStreamExt};
@@ -10,7 +12,7 @@ use tonic::{
 };
 
 use super::{
-    ClientError, Query, WatchMessages,
+    ClientError, Query,
     channel::{CONNECT_TIMEOUT, Connection, MAX_MESSAGE_BYTES, endpoint, service},
     subscription::Subscriptions,
 };
@@ -419,25 +421,6 @@ impl Client {
         let silent = |_| ClientError::Silent { address: self.address.clone(), after: REQUEST_TIMEOUT };
         let answer = tokio::time::timeout(REQUEST_TIMEOUT, message).await.map_err(silent)?;
         answer.map_err(|status| self.error(&status))
-    }
-
-    /// Opens one stream of a watch without resuming it, for callers that need every message, and waits for the first.
-    /// [`Self::watch`] resumes.
-    ///
-    /// # Errors
-    ///
-    /// The status with which the watch is refused.
-    pub async fn open(&self, request: pb::WatchRequest) -> Result<WatchMessages, ClientError> {
-        self.require(request.shard.is_some(), request.view.is_some()).await?;
-        // A server that has no batches ignores this.
-        let request = pb::WatchRequest { batch_initial_events: true, ..request };
-        if let Some(subscriptions) = &self.subscriptions
-            && let Some(watch) = subscriptions.open(&request).await?
-        {
-            return WatchMessages::subscribed(watch).opened(&self.address).await;
-        }
-        let answer = self.service.clone().watch(request).await;
-        WatchMessages::own(answer.map_err(|status| self.error(&status))?.into_inner()).opened(&self.address).await
     }
 
     /// Checks that the server has the capabilities that a request needs: one without them would ignore that part of the request.

@@ -31,7 +31,7 @@ use rustix::{
 
 use super::{
     file_name::{Layout, data_directory, object_file},
-    file_system::{EntryKind, FileSystem, SystemFiles, entries, has_bytes, open_directory},
+    file_system::{EntryKind, FileSystem, SystemFiles, entries, has_bytes, open_directory, remove_empty},
     survey::{MARKER, Survey, TEMPORARY, remove},
 };
 use crate::model::ObjectKey;
@@ -47,7 +47,7 @@ pub(super) struct MirrorDirectory<F = SystemFiles> {
     files: F,
     changes: u64,
     /// Directories in which a file was removed, until they are removed if they are empty.
-    emptied: Vec<String>,
+    emptied: BTreeSet<String>,
 }
 
 /// Reason why a directory cannot be that of a mirror.
@@ -124,7 +124,7 @@ impl<F: FileSystem> MirrorDirectory<F> {
         if !survey.foreign.is_empty() && !replace {
             return Err(OpenError::Foreign { path: shown(), names: names(&survey.foreign) });
         }
-        let mut directory = Self { root, layout, files, changes: 0, emptied: Vec::new() };
+        let mut directory = Self { root, layout, files, changes: 0, emptied: BTreeSet::new() };
         directory.prepare(&survey, (!is_ours).then_some(&marker)).map_err(io)?;
         Ok((directory, survey.keys))
     }
@@ -139,13 +139,12 @@ impl<F: FileSystem> MirrorDirectory<F> {
     ///
     /// # Errors
     ///
-    /// The first file that could not be read or changed. The call can be repeated.
+    /// The first file that could not be read or changed, or else a directory. The call can be repeated.
     pub(super) fn apply(&mut self, key: &ObjectKey, wanted: &Files<'_>) -> Result<(), FileError> {
         let failed = |path: &str| {
             let path = path.to_owned();
             move |error| FileError { path, error }
         };
-        self.prune().map_err(failed(""))?;
         for (path, bytes) in wanted {
             self.write(path, bytes).map_err(failed(path))?;
         }
@@ -154,7 +153,7 @@ impl<F: FileSystem> MirrorDirectory<F> {
                 self.remove(&path).map_err(failed(&path))?;
             }
         }
-        Ok(())
+        self.prune().map_err(failed(&key.to_string()))
     }
 
     /// Removes what was left unfinished and what is foreign, and writes the marker last: without it, nothing else is of a mirror.
@@ -232,26 +231,32 @@ impl<F: FileSystem> MirrorDirectory<F> {
             Err(error) => return Err(error),
         }
         self.changes += 1;
-        self.emptied.push(directories.to_owned());
-        self.prune()
+        self.emptied.insert(directories.to_owned());
+        Ok(())
     }
 
-    /// Removes the directories that may be empty, also after a failure.
+    /// Removes the directories that may be empty, also those of earlier failures. One that fails holds up no other.
     fn prune(&mut self) -> io::Result<()> {
-        while let Some(path) = self.emptied.last() {
-            let mut path = path.as_str();
-            while !path.is_empty() {
-                let (parents, name) = split(path);
-                if let Some(parent) = self.descend(parents)? {
-                    match self.files.remove_directory(parent.as_fd(), name.as_bytes()) {
-                        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => break,
-                        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                        _ => {}
-                    }
-                }
-                path = parents;
+        let mut result = Ok(());
+        for path in std::mem::take(&mut self.emptied) {
+            if let Err(error) = self.prune_from(&path) {
+                self.emptied.insert(path);
+                result = result.and(Err(error));
             }
-            self.emptied.pop();
+        }
+        result
+    }
+
+    /// Removes a directory, and those that it is in, up to one that stays.
+    fn prune_from(&mut self, mut path: &str) -> io::Result<()> {
+        while !path.is_empty() {
+            let (parents, name) = split(path);
+            if let Some(parent) = self.descend(parents)?
+                && !remove_empty(&mut self.files, parent.as_fd(), name.as_bytes())?
+            {
+                break;
+            }
+            path = parents;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::{
 ///   are merged.
 /// - A deletion of an object that is neither queued, in processing, nor among the known objects is ignored.
 /// - [`Store::replace`] queues `Replaced` for each object of the list, and a [`Tombstone`] for each object that is queued, in
-///   processing or known, and not in the list.
+///   processing or known, and neither in the list nor kept ([`Store::replace_except`]).
 /// - [`Store::resync`] queues `Sync` for each known object that is neither queued nor in processing.
 ///
 /// ```
@@ -100,10 +100,16 @@ impl<T: Stored, K: StoredKey> DeltaFifo<T, K> {
         Self { options, queue: KeyQueue::new(Deltas::followed_by) }
     }
 
-    /// Queues the list, and the deletion of everything else.
-    fn put_list(&self, state: &mut State<K, Deltas<T, K>>, list: Vec<(K, T)>) {
+    /// Returns true if nothing is queued or in processing.
+    pub fn is_idle(&self) -> bool {
+        self.queue.read(State::is_idle)
+    }
+
+    /// Queues the list, and the deletion of everything else that is not kept.
+    fn put_list(&self, state: &mut State<K, Deltas<T, K>>, list: Vec<(K, T)>, keep: impl Fn(&K, Option<&T>) -> bool) {
         let listed: BTreeSet<K> = list.iter().map(|(key, _)| key.clone()).collect();
-        let deleted = self.unlisted(state, &listed);
+        let mut deleted = self.unlisted(state, &listed);
+        deleted.retain(|tombstone| !keep(&tombstone.key, tombstone.last_known.as_ref()));
         let deleted_keys = deleted.iter().map(|tombstone| tombstone.key.clone());
         state.begin_first_batch(listed.into_iter().chain(deleted_keys).collect());
         let of_list = if self.options.emit_replaced { ObjectDelta::Replaced } else { ObjectDelta::Sync };
@@ -170,9 +176,9 @@ impl<T: Stored, K: StoredKey> Store for DeltaFifo<T, K> {
         Ok(())
     }
 
-    async fn replace(&self, list: Vec<T>) -> Result<(), KeyError> {
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
         let list = self.options.key_func.with_keys(list)?;
-        self.queue.change(|state| self.put_list(state, list));
+        self.queue.change(|state| self.put_list(state, list, keep));
         Ok(())
     }
 

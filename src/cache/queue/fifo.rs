@@ -72,9 +72,9 @@ impl<T: Stored, K: StoredKey> Store for Fifo<T, K> {
         Ok(())
     }
 
-    async fn replace(&self, list: Vec<T>) -> Result<(), KeyError> {
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
         let list = self.key_func.with_keys(list)?;
-        self.queue.change(|state| state.replace(list));
+        self.queue.change(|state| state.replace(list, |key, object| keep(key, Some(object))));
         Ok(())
     }
 

@@ -183,6 +183,10 @@ impl<K: StoredKey, I: Stored> State<K, I> {
         self.processing.iter().chain(self.items()).collect()
     }
 
+    pub(super) fn is_idle(&self) -> bool {
+        self.processing.is_empty() && self.items().next().is_none()
+    }
+
     /// Returns true if a key is queued or in processing.
     pub(super) fn contains(&self, key: &K) -> bool {
         self.get(key).is_some() || self.processing.contains_key(key)
@@ -218,15 +222,17 @@ impl<K: StoredKey, I: Stored> State<K, I> {
         }
     }
 
-    /// Replaces everything by a list; of equal keys the last one counts.
-    pub(super) fn replace(&mut self, list: Vec<(K, I)>) {
+    /// Replaces everything by a list, except for what is kept; of equal keys the last one counts.
+    pub(super) fn replace(&mut self, list: Vec<(K, I)>, keep: impl Fn(&K, &I) -> bool) {
         self.begin_first_batch(list.iter().map(|(key, _)| key.clone()).collect());
-        self.line.clear();
-        self.queued.clear();
-        for (key, item) in list {
+        let line = std::mem::take(&mut self.line);
+        let mut queued = std::mem::take(&mut self.queued);
+        let kept = line.into_iter().filter_map(|key| queued.remove(&key).flatten().map(|item| (key, item)));
+        for (key, item) in kept.filter(|(key, item)| keep(key, item)).chain(list) {
             self.put(key, item);
         }
-        let unlisted = self.processing.keys().filter(|key| !self.queued.contains_key(*key));
+        let is_unlisted = |(key, item): &(&K, &I)| !self.queued.contains_key(*key) && !keep(key, item);
+        let unlisted = self.processing.iter().filter(is_unlisted).map(|(key, _)| key);
         for key in unlisted.cloned().collect::<Vec<K>>() {
             self.delete(&key);
         }

@@ -45,8 +45,6 @@ pub(super) struct RelayWatch {
     batch: OpenBatch,
     /// Cause of the deletions in the batch.
     deletion: Cause,
-    /// Namespaces to which the upstream limits this relay; not known before the first bookmark.
-    namespaces: Option<Vec<String>>,
     /// True if the upstream has relisted since the position.
     is_relisted: bool,
     /// Delta of the same message as the one delivered last.
@@ -75,7 +73,6 @@ impl RelayWatch {
             check: None,
             batch: OpenBatch::default(),
             deletion: Cause::Change,
-            namespaces: None,
             is_relisted: false,
             ready: VecDeque::new(),
             last_message_at: Instant::now(),
@@ -86,7 +83,7 @@ impl RelayWatch {
 
     /// Resumes after a version.
     pub(super) async fn resume(shared: Arc<RelayShared>, from: ResourceVersion) -> Result<Self, SourceError> {
-        let unknown = |version| Position { version, history: Arc::default(), resume_point: None };
+        let unknown = |version| Position { version, history: Arc::default(), resume_point: None, namespaces: None };
         let position = shared.position(&from).unwrap_or_else(|| unknown(from));
         let (messages, check) = shared.open_after(&position, shared.config.heartbeat).await?;
         Ok(Self { check, ..Self::new(shared, messages, position) })
@@ -293,7 +290,8 @@ impl RelayWatch {
     fn bookmark(&mut self, bookmark: Bookmark, version: ResourceVersion) -> Result<Delta, SourceError> {
         let state = message::report_origin(&bookmark, &version, &self.shared.health);
         self.confirm(state, &version);
-        if self.namespaces.get_or_insert_with(|| bookmark.namespaces.clone()) != &bookmark.namespaces {
+        let known = self.position.namespaces.get_or_insert_with(|| bookmark.namespaces.as_slice().into());
+        if **known != *bookmark.namespaces {
             return Err(self.shared.upstream.access_changed());
         }
         if *bookmark.history != *self.position.history {

@@ -21,7 +21,7 @@ fn watch() -> RelayWatch {
     let health = SourceHealth::new(HEARTBEAT, HEARTBEAT);
     let config = RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods");
     let shared = Arc::new(RelayShared::new(config, health, &RelayClients::default()));
-    let position = Position { version: version(10), history: "one.0".into(), resume_point: None };
+    let position = Position { version: version(10), history: "one.0".into(), resume_point: None, namespaces: None };
     shared.state.lock().position = Some(position.clone());
     RelayWatch::new(shared, WatchMessages::none(), position)
 }
