@@ -16,13 +16,13 @@ use tokio::{
 
 use super::{
     alias::of_resource,
-    client_flags::{ChangedFlag, SelectionFlags, ServerFlags},
+    client_flags::{ChangedFlag, SelectionFlags, ServerFlags, limited},
     failure::{FAILED, Failure},
     reader::Reader,
     signals::Signals,
     watch::WatchNotes,
 };
-use crate::client::{WatchEventEncoder, WatchOptions};
+use crate::client::{Update, WatchEventEncoder, WatchOptions};
 
 pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml (edit a file in examples/manifests to see a change):
@@ -81,12 +81,13 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
         fail_fast: true,
         ..WatchOptions::default()
     };
-    let query = changed.applied_to(selection.query_of_name(resource, name.as_deref()));
+    let query = changed.applied_to(selection.query_of_name(resource, name.as_deref())?);
     let mut watch = server.connect_lazy()?.watch(&query, &options);
     let (mut signals, reader) = (Signals::of_writer()?, Reader::new());
     let (mut encoder, mut notes) = (WatchEventEncoder::new(), WatchNotes::default());
     // What is not written yet, and the notes that follow it.
     let (mut lines, mut texts) = (Vec::new(), Vec::new());
+    let mut namespaces = Vec::new();
     loop {
         let ready = if lines.len() < MAX_LINES_BYTES { watch.next().now_or_never() } else { None };
         let update = if let Some(update) = ready {
@@ -106,6 +107,12 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
         match update {
             Some(Ok(update)) => {
                 texts.extend(notes.of(&update));
+                if let Update::Synced(progress) | Update::Bookmark(progress) = &update
+                    && progress.namespaces != namespaces
+                {
+                    namespaces.clone_from(&progress.namespaces);
+                    texts.extend(limited(resource, &namespaces));
+                }
                 encoder.update(&update, &mut lines);
             }
             Some(Err(error)) => {

@@ -96,6 +96,11 @@ impl Target {
         self.server.is_some() || text(SERVER).is_some()
     }
 
+    /// Returns the files alone.
+    pub(super) fn without_server(&self) -> Self {
+        Self { server: None, ..self.clone() }
+    }
+
     fn of_environment() -> Result<Self, Failure> {
         let path = |name| variable(name).map(PathBuf::from);
         let server = text(SERVER).map(|text| text.parse()).transpose();

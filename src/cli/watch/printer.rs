@@ -234,7 +234,8 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), Failure> {
+    /// Prints what was received.
+    pub(super) fn end(&mut self) -> Result<(), Failure> {
         self.printer.synced()?;
         Ok(self.printer.flush()?)
     }
