@@ -52,10 +52,8 @@ pub(super) async fn resolved<F: OfResource>(
         Err(failure) if matches!(failure.exit_code, NOT_FOUND | NOT_ALLOWED) => failure,
         ended => return ended,
     };
-    match renamed(flags).await {
-        Some(flags) => command(&flags).await,
-        None => Err(failure),
-    }
+    let Some(flags) = renamed(flags).await else { return Err(failure) };
+    command(&flags).await
 }
 
 /// Runs a command that leaves something behind when it fails: the names are found first.

@@ -319,7 +319,8 @@ impl ServerFlags {
 
     /// Returns the flags for a context, whose files they override.
     pub(super) fn of_context(&self, name: &str) -> Self {
-        Self { target: self.target.without_server(), context: Some(name.to_owned()), quiet: self.quiet }
+        let target = Target { server: None, ..self.target.clone() };
+        Self { target, context: Some(name.to_owned()), quiet: self.quiet }
     }
 
     /// Returns the address of the server, for a table.

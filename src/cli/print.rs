@@ -42,7 +42,7 @@ pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
 }
 
 /// Ignores that nobody reads the output, for a command whose exit code and errors are its result as well.
-pub(crate) fn or_unread(written: io::Result<()>) -> io::Result<()> {
+pub(super) fn or_unread(written: io::Result<()>) -> io::Result<()> {
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 

@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     alias::of_resource,
-    client_flags::{ChangedFlag, SelectionFlags, ServerFlags, limited},
+    client_flags::{ChangedFlag, SelectionFlags, ServerFlags},
     failure::{FAILED, Failure},
     reader::Reader,
     signals::Signals,
@@ -87,7 +87,6 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
     let (mut encoder, mut notes) = (WatchEventEncoder::new(), WatchNotes::default());
     // What is not written yet, and the notes that follow it.
     let (mut lines, mut texts) = (Vec::new(), Vec::new());
-    let mut namespaces = Vec::new();
     loop {
         let ready = if lines.len() < MAX_LINES_BYTES { watch.next().now_or_never() } else { None };
         let update = if let Some(update) = ready {
@@ -107,11 +106,8 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
         match update {
             Some(Ok(update)) => {
                 texts.extend(notes.of(&update));
-                if let Update::Synced(progress) | Update::Bookmark(progress) = &update
-                    && progress.namespaces != namespaces
-                {
-                    namespaces.clone_from(&progress.namespaces);
-                    texts.extend(limited(resource, &namespaces));
+                if let Update::Synced(progress) | Update::Bookmark(progress) = &update {
+                    texts.extend(notes.limit(resource, progress));
                 }
                 encoder.update(&update, &mut lines);
             }

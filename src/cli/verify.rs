@@ -27,7 +27,8 @@ Examples, with a server of examples/shop.yaml:
 
 It lists the upstream with the source of the file, and the server, and compares key by key: uid, body, and the version where the \
 upstream assigns it. An object counts that differs for the time --settle, in which its upstream state has not changed; one that \
-changes is compared again, ten times at most. --timeout is for the two lists of each comparison. A stream, which has no list, is refused. Exit code 1: there is a difference.";
+changes is compared again, ten times at most. --timeout is for the two lists of each comparison. A stream, which has no list, is \
+refused. Exit code 1: there is a difference.";
 
 /// Flags of `informerd verify`.
 #[derive(Debug, Clone, Args)]
@@ -47,13 +48,6 @@ pub(super) struct VerifyFlags {
     server: ServerFlags,
     #[command(flatten)]
     timeout: TimeoutFlags,
-}
-
-/// Objects that the server has.
-struct Served {
-    objects: BTreeMap<ObjectKey, State>,
-    /// Namespaces that they are limited to, because the caller may read no others; empty without a limit.
-    namespaces: Vec<String>,
 }
 
 const HEADER: &[&str] = &["KEY", "DIFFERENCE", "SERVED", "UPSTREAM"];
@@ -76,8 +70,7 @@ pub(super) async fn run(flags: &VerifyFlags) -> Result<(), Failure> {
             sleep(*settle / 2).await;
         }
         let lists = async { Ok((upstream.list().await?, served(server, resource).await?)) };
-        let (listed, Served { objects, namespaces }) =
-            waiting::limited(timeout, server, resource, Box::pin(lists)).await?;
+        let (listed, (served, namespaces)) = waiting::limited(timeout, server, resource, Box::pin(lists)).await?;
         if rounds == 0 {
             server.note_limited(resource, &namespaces);
         }
@@ -89,7 +82,7 @@ pub(super) async fn run(flags: &VerifyFlags) -> Result<(), Failure> {
         let listed: BTreeMap<_, _> = listed.collect();
         count = listed.len();
         let listed = listed.into_iter().map(|(key, object)| (key, State::of(object)));
-        let served = objects.iter().map(|(key, state)| (key, state.clone()));
+        let served = served.iter().map(|(key, state)| (key, state.clone()));
         comparison.compare(compares_versions, listed, served, Instant::now());
         rounds += 1;
     }
@@ -119,10 +112,11 @@ fn upstream(flags: &VerifyFlags) -> Result<Upstream, Failure> {
     Ok(Upstream::new(found))
 }
 
-async fn served(server: &ServerFlags, resource: &str) -> Result<Served, Failure> {
+/// Returns the objects that the server has, and the namespaces that they are limited to, because the caller may read no others.
+async fn served(server: &ServerFlags, resource: &str) -> Result<(BTreeMap<ObjectKey, State>, Vec<String>), Failure> {
     let query = Query { format: PayloadFormat::Raw, ..Query::of(resource) };
     let ListResult { objects, namespaces, .. } = server.connect().await?.list(&query).await?;
-    Ok(Served { objects: objects.into_iter().map(of_server).collect::<Result<_, _>>()?, namespaces })
+    Ok((objects.into_iter().map(of_server).collect::<Result<_, _>>()?, namespaces))
 }
 
 fn of_server(object: pb::Object) -> Result<(ObjectKey, State), Failure> {
