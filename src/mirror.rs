@@ -58,7 +58,7 @@ pub struct MirrorConfig {
     pub directory: PathBuf,
     /// Files of an object.
     pub layout: Layout,
-    /// True to remove foreign files at the start.
+    /// True to remove foreign files, once the server has answered.
     pub replace: bool,
     /// True to end once all files are written.
     pub once: bool,
@@ -105,7 +105,7 @@ debug_fields!(MirrorConfig { query, directory });
 // === impl Mirror ===
 
 impl Mirror {
-    /// Takes the directory, before any request to the server.
+    /// Takes the directory, and leaves foreign files in it until the server has answered.
     ///
     /// # Errors
     ///
@@ -171,7 +171,7 @@ impl MirrorState {
     /// Runs the command once all files are written, and after each later batch that has changed one, until `stop`; a command that
     /// runs then is waited for. With `once` it ends after the first time.
     async fn settle(&self, once: bool, then: Option<&str>, resource: &str, notes: &Notes, stop: &CancellationToken) {
-        let mut last_changes = None;
+        let (mut last_changes, mut is_noted) = (None, false);
         loop {
             // Something has been processed, or may have been: it is a part of a batch.
             tokio::select! {
@@ -179,6 +179,13 @@ impl MirrorState {
                 () = stop.cancelled() => return,
             }
             if !self.is_settled() {
+                continue;
+            }
+            // An empty list makes no change that would do so.
+            if let Err(error) = self.writer.prepare() {
+                if !std::mem::replace(&mut is_noted, true) {
+                    notes(&format_args!("# cannot remove foreign files: {error}; retrying"));
+                }
                 continue;
             }
             let changes = self.writer.changes();

@@ -91,8 +91,7 @@ pub(super) async fn run(flags: &ListFlags) -> Result<(), Failure> {
 
 /// Lists a resource, and prints its objects.
 pub(super) async fn list(resource: &str, order: &OrderFlags, objects: &ObjectFlags) -> Result<(), Failure> {
-    objects.selection.check()?;
-    let query = objects.for_output(objects.selection.query(resource), order.sort_by.is_some());
+    let query = objects.for_output(objects.selection.query(resource)?, order.sort_by.is_some());
     let client = objects.server.connect().await?;
     let listed = client.list(&query).await?;
     print_listed(resource, order, objects, listed)
@@ -109,7 +108,7 @@ async fn list_by_index(flags: &ByIndexFlags) -> Result<(), Failure> {
             "--index: by-index has an index already; use `informerd list` with several --index",
         ));
     }
-    let query = objects.for_output(objects.selection.query(resource), order.sort_by.is_some());
+    let query = objects.for_output(objects.selection.query(resource)?, order.sort_by.is_some());
     let client = objects.server.connect().await?;
     let listed = match like {
         Some(name) => {

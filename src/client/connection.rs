@@ -363,8 +363,8 @@ impl Client {
         Ok(self.within(service.explain(request)).await?.into_inner())
     }
 
-    /// Returns every value of an index with its number of objects, sorted, from one snapshot.
-    pub async fn values(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
+    /// Returns every value of an index with its number of objects, sorted, from one snapshot, as one message.
+    pub async fn values(&self, resource: &str, index: &str) -> Result<pb::ListIndexValuesResponse, ClientError> {
         for _ in 1..MAX_STARTS {
             match self.all_pages(resource, index).await {
                 Err(error) if error.reason() == Some("PAGE_TOKEN_EXPIRED") => {}
@@ -374,17 +374,17 @@ impl Client {
         self.all_pages(resource, index).await
     }
 
-    async fn all_pages(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
+    async fn all_pages(&self, resource: &str, index: &str) -> Result<pb::ListIndexValuesResponse, ClientError> {
         let mut request =
             pb::ListIndexValuesRequest { resource: resource.to_owned(), index: index.to_owned(), ..Default::default() };
         let (mut values, mut version) = (Vec::new(), None);
         loop {
             let mut service = self.service.clone();
-            let page = self.within(service.list_index_values(request.clone())).await?.into_inner();
-            check_version(&mut version, page.resource_version)?;
-            values.extend(page.values);
+            let mut page = self.within(service.list_index_values(request.clone())).await?.into_inner();
+            check_version(&mut version, page.resource_version.clone())?;
+            values.append(&mut page.values);
             if page.next_page_token.is_empty() {
-                return Ok(values);
+                return Ok(pb::ListIndexValuesResponse { values, ..page });
             }
             if page.next_page_token == request.page_token {
                 return Err(ClientError::contract("next_page_token repeats the page_token of the request"));

@@ -11,7 +11,8 @@
 //! - A file is written under another name and then renamed: its readers see the old bytes or the new ones. A file with the same
 //!   bytes is not written. Nothing is synced to the disk: after a crash of the machine the next start compares every file.
 //! - Only one process has the directory: it is locked until this is dropped.
-//! - A start with foreign files changes nothing, unless it may remove them. `lost+found` belongs to the file system.
+//! - A start with foreign files changes nothing; if it may remove them, it does so when the server has answered. `lost+found` belongs
+//!   to the file system.
 //! - After an end at any point the next start removes what the mirror itself has left: the file that was being written, and
 //!   empty directories.
 //! - Every path is opened directory by directory, and no symbolic link is followed below the directory itself.
@@ -48,6 +49,10 @@ pub(super) struct MirrorDirectory<F = SystemFiles> {
     changes: u64,
     /// Directories in which a file was removed, until they are removed if they are empty.
     emptied: BTreeSet<String>,
+    /// Paths that are to be removed before the first change.
+    to_remove: Vec<Vec<u8>>,
+    /// Marker that is then to be written.
+    marker: Option<String>,
 }
 
 /// Reason why a directory cannot be that of a mirror.
@@ -95,8 +100,8 @@ const NAMED: usize = 3;
 // === impl MirrorDirectory ===
 
 impl<F: FileSystem> MirrorDirectory<F> {
-    /// Makes the directory if it is missing, locks it, removes what an earlier mirror left unfinished and, with `replace`, what is
-    /// foreign. Returns it with the keys of the objects that have files.
+    /// Makes the directory if it is missing, locks it, and removes what an earlier mirror left unfinished. Returns it with the keys of
+    /// the objects that have files. With `replace`, foreign files wait for [`Self::prepare`], and so does all the rest.
     ///
     /// # Errors
     ///
@@ -124,9 +129,13 @@ impl<F: FileSystem> MirrorDirectory<F> {
         if !survey.foreign.is_empty() && !replace {
             return Err(OpenError::Foreign { path: shown(), names: names(&survey.foreign) });
         }
-        let mut directory = Self { root, layout, files, changes: 0, emptied: BTreeSet::new() };
-        directory.prepare(&survey, (!is_ours).then_some(&marker)).map_err(io)?;
-        Ok((directory, survey.keys))
+        let Survey { keys, foreign, to_remove } = survey;
+        let marker = (!is_ours).then_some(marker);
+        let mut directory = Self { root, layout, files, changes: 0, emptied: BTreeSet::new(), to_remove, marker };
+        if foreign.is_empty() {
+            directory.prepare().map_err(io)?;
+        }
+        Ok((directory, keys))
     }
 
     /// Returns the number of files that were written or removed since the start.
@@ -145,6 +154,7 @@ impl<F: FileSystem> MirrorDirectory<F> {
             let path = path.to_owned();
             move |error| FileError { path, error }
         };
+        self.prepare().map_err(failed(""))?;
         for (path, bytes) in wanted {
             self.write(path, bytes).map_err(failed(path))?;
         }
@@ -156,15 +166,20 @@ impl<F: FileSystem> MirrorDirectory<F> {
         self.prune().map_err(failed(&key.to_string()))
     }
 
-    /// Removes what was left unfinished and what is foreign, and writes the marker last: without it, nothing else is of a mirror.
-    fn prepare(&mut self, survey: &Survey, marker: Option<&String>) -> io::Result<()> {
-        for path in &survey.to_remove {
-            remove(&mut self.files, self.root.as_fd(), path)?;
+    /// Removes what was left unfinished and what is foreign, and writes the marker last: without it, nothing else is of a mirror. Does
+    /// so once; the call can be repeated after a failure.
+    pub(super) fn prepare(&mut self) -> io::Result<()> {
+        while let Some(path) = self.to_remove.last() {
+            match remove(&mut self.files, self.root.as_fd(), path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => drop(self.to_remove.pop()),
+            }
         }
-        match marker {
-            Some(marker) => self.replace(MARKER, marker.as_bytes()),
-            None => Ok(()),
+        if let Some(marker) = self.marker.clone() {
+            self.replace(MARKER, marker.as_bytes())?;
+            self.marker = None;
         }
+        Ok(())
     }
 
     /// Returns the paths of the files that an object may have: of those that exist, all.

@@ -194,7 +194,9 @@ fn expected(layout: Layout, state: &State) -> Tree {
 }
 
 fn open(path: &Path, replace: bool) -> Result<(MirrorDirectory, BTreeSet<ObjectKey>), OpenError> {
-    MirrorDirectory::open(path, "things", Layout::Objects, replace, SystemFiles)
+    let (mut directory, keys) = MirrorDirectory::open(path, "things", Layout::Objects, replace, SystemFiles)?;
+    directory.prepare().unwrap();
+    Ok((directory, keys))
 }
 
 fn foreign(path: &Path) -> String {
@@ -361,6 +363,9 @@ fn a_foreign_directory_is_refused_and_untouched() {
     assert_eq!(foreign(root.path()), r#""b.txt", "c.txt", "empty/" and more"#);
     symlink("/", root.path().join("a")).unwrap();
     assert_eq!(foreign(root.path()), r#""a", "b.txt", "c.txt" and more"#);
+    let before = read(root.path());
+    drop(MirrorDirectory::open(root.path(), "things", Layout::Objects, true, SystemFiles).unwrap());
+    assert_eq!(read(root.path()), before, "nothing is removed yet");
     let (directory, known) = open(root.path(), true).unwrap();
     assert!(known.is_empty() && directory.changes() == 0);
     assert_eq!(mirrored(root.path()), [("lost+found/".to_owned(), Vec::new())].into());

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, io,
     sync::Arc,
 };
 
@@ -69,6 +69,11 @@ impl<F: FileSystem> Writer<F> {
     /// Returns the number of objects whose files could not be written or removed.
     pub(super) fn failed(&self) -> u64 {
         self.problems.lock().failed.len() as u64
+    }
+
+    /// Removes what is foreign, as the first change does. Blocks.
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        self.directory.lock().prepare()
     }
 
     /// Waits until something was processed since the last call.
