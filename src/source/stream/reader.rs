@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     StreamConfig,
     decode::{StreamEvent, decode},
-    framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
+    framing::{Found, Framer, MAX_EVENT_BYTES, Position},
     input::{Input, Received, StreamError, Writer},
     known::StreamState,
     lease::Leases,
@@ -254,16 +254,7 @@ impl Reader {
                 Found::Event(begin) => self.event(begin),
                 Found::TooLarge(begin) => {
                     self.note_unreadable();
-                    self.skipped(begin, &format!("event too large (limit: {MAX_EVENT_BYTES} bytes)"));
-                    None
-                }
-                Found::TooDeep(begin) => {
-                    self.note_unreadable();
-                    let problem = format!(
-                        "event nested too deeply (limit: {MAX_DEPTH} maps and lists); continuing at the next line that \
-                         begins with `{{`"
-                    );
-                    self.skipped(begin, &problem);
+                    self.skipped(begin, &format!("event too large (limit: {MAX_EVENT_BYTES} bytes); continuing at the next line that begins with `{{`"));
                     None
                 }
                 // Text that begins no event, such as a warning, is of no object.
