@@ -11,7 +11,7 @@ use super::{
         frame::WireFrame,
         opening::OpeningSlot,
         past::{AtVersion, PastVersion, ReadState},
-        query::{self, Parts},
+        query::{self, Parts, parts},
         resource::ServedResource,
         service::Service,
         status::ApiError,
@@ -144,20 +144,8 @@ async fn join_with(
     call: Call,
 ) -> Result<WatchBody, ApiError> {
     let caller = call.caller();
-    let selection = query::selection(
-        &mut access,
-        Parts {
-            namespace: &request.namespace,
-            name: &request.name,
-            label_selector: &request.label_selector,
-            field_selector: &request.field_selector,
-            expression: &request.expression,
-            index: request.index.as_ref(),
-            shard: request.shard.as_ref(),
-            caller,
-        },
-    )
-    .await?;
+    let parts = Parts { name: &request.name, ..parts!(request, caller) };
+    let selection = query::selection(&mut access, parts).await?;
     let (service, resource, mut format) = (access.service, Arc::clone(&access.resource), access.format.clone());
     let from = query::version("resource_version", &request.resource_version)?;
     let begin = begin(request, from.clone())?;
