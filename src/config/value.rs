@@ -21,21 +21,6 @@ use crate::{
 #[error("{0}")]
 pub struct ValueError(String);
 
-/// Parsed `--files NAME=DIR[@KIND]`.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct FilesFlag<'a> {
-    pub(super) name: &'a str,
-    pub(super) path: PathBuf,
-    pub(super) kind: Option<String>,
-}
-
-/// Parsed `--stream NAME=FILE|-`.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct StreamFlag<'a> {
-    pub(super) name: &'a str,
-    pub(super) path: StreamPath,
-}
-
 /// Longest duration that can be configured: one year. Adding it to any instant does not overflow.
 pub const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -406,7 +391,7 @@ pub(super) fn check_resource_name(name: &str) -> Result<(), ValueError> {
 }
 
 /// Parses `NAME=DIR[@KIND]`. For an `@` in the path itself, a `/` has to follow it: `pods=./a@b/`.
-pub(super) fn parse_files_flag(text: &str) -> Result<FilesFlag<'_>, ValueError> {
+pub(super) fn parse_files_flag(text: &str) -> Result<(&str, PathBuf, Option<String>), ValueError> {
     let Some((name, rest)) = text.split_once('=') else {
         return Err(ValueError::expected("NAME=DIR[@KIND] such as pods=./manifests@Pod", quote(text)));
     };
@@ -415,16 +400,16 @@ pub(super) fn parse_files_flag(text: &str) -> Result<FilesFlag<'_>, ValueError> 
         Some((path, kind)) if !kind.contains('/') => (path, Some(parse_kind(kind)?)),
         _ => (rest, None),
     };
-    Ok(FilesFlag { name, path: parse_path(path)?, kind })
+    Ok((name, parse_path(path)?, kind))
 }
 
 /// Parses `NAME=FILE|-`. A file with the name `-` is `./-`.
-pub(super) fn parse_stream_flag(text: &str) -> Result<StreamFlag<'_>, ValueError> {
+pub(super) fn parse_stream_flag(text: &str) -> Result<(&str, StreamPath), ValueError> {
     let Some((name, path)) = text.split_once('=') else {
         return Err(ValueError::expected("NAME=FILE or NAME=- such as pods=./events.jsonl", quote(text)));
     };
     check_resource_name(name)?;
-    Ok(StreamFlag { name, path: parse_stream_path(path)? })
+    Ok((name, parse_stream_path(path)?))
 }
 
 /// Describes the value found, for an error.
