@@ -54,27 +54,27 @@ impl Query {
     }
 
     pub(crate) fn watch_request(&self) -> pb::WatchRequest {
-        request!(self, WatchRequest {
+        request! { self, WatchRequest {
             name: self.name.clone().unwrap_or_default(),
             field_selector: self.field_selector.clone(),
             index: self.index_match(),
-        })
+        } }
     }
 
     pub(super) fn list_request(&self) -> pb::ListRequest {
-        request!(self, ListRequest { field_selector: self.field_selector_with_name(), index: self.index_match() })
+        request! { self, ListRequest { field_selector: self.field_selector_with_name(), index: self.index_match() } }
     }
 
     pub(super) fn by_index_request(&self, index: &str) -> pb::ByIndexRequest {
-        request!(self, ByIndexRequest { index: index.to_owned(), field_selector: self.field_selector_with_name() })
+        request! { self, ByIndexRequest { index: index.to_owned(), field_selector: self.field_selector_with_name() } }
     }
 
     pub(super) fn changes_request(&self) -> pb::ChangesRequest {
-        request!(self, ChangesRequest {
+        request! { self, ChangesRequest {
             name: self.name.clone().unwrap_or_default(),
             field_selector: self.field_selector.clone(),
             index: self.index_match(),
-        })
+        } }
     }
 
     fn index_match(&self) -> Option<pb::IndexMatch> {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::{
     ServeFlags, SourceConfig,
+    flags::Flagged,
     section::{Input, Section},
     table::{EtcdKeys, EtcdTlsKeys},
     upstream::{self, ETCD},
@@ -45,10 +46,7 @@ pub(super) fn flagged_credentials(flags: &ServeFlags, input: &Input<'_>) -> Opti
 }
 
 /// Reads `NAME=http://HOST:PORT/PREFIX`: the prefix is everything from the slash after the port on, as it is.
-pub(super) fn parse_flag(
-    text: &str,
-    credentials: Option<(String, PathBuf)>,
-) -> Result<(&str, SourceConfig), ValueError> {
+pub(super) fn parse_flag(text: &str, credentials: Option<(String, PathBuf)>) -> Flagged<'_> {
     let expected = || {
         let what = "NAME=http://HOST:PORT/PREFIX such as settings=http://127.0.0.1:2379/settings/";
         ValueError::new(format!("expected {what}, found {}", quote(text)))

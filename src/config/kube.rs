@@ -2,6 +2,7 @@
 
 use super::{
     ServeFlags, SourceConfig,
+    flags::Flagged,
     section::Section,
     value::{
         self, ValueError,
@@ -56,7 +57,7 @@ fn check_indexes(section: &Section<'_>, indexers: &Indexers) {
 }
 
 /// Reads `NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]`.
-pub(super) fn parse_flag<'t>(text: &'t str, flags: &ServeFlags) -> Result<(&'t str, SourceConfig), ValueError> {
+pub(super) fn parse_flag<'t>(text: &'t str, flags: &ServeFlags) -> Flagged<'t> {
     if !cfg!(feature = "kube") {
         return Err(ValueError::new(WITHOUT));
     }

@@ -2,6 +2,7 @@
 
 use super::{
     SourceConfig,
+    flags::Flagged,
     section::Section,
     table::{RelayIndexKeys, RelayKeys, RelayTlsKeys, RelayViewKeys},
     upstream::{self, parse_endpoint},
@@ -78,7 +79,7 @@ fn view(section: &Section<'_>) -> Option<pb::View> {
 }
 
 /// Reads `NAME=http://HOST:PORT[/RESOURCE]`: without a resource, the one of this name.
-pub(super) fn parse_flag(text: &str) -> Result<(&str, SourceConfig), ValueError> {
+pub(super) fn parse_flag(text: &str) -> Flagged<'_> {
     let expected = || {
         let what = "NAME=http://HOST:PORT[/RESOURCE] such as pods=http://127.0.0.1:50051";
         ValueError::new(format!("expected {what}, found {}", quote(text)))

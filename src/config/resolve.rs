@@ -11,14 +11,13 @@ use std::{
 use super::{
     Config, LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig, WatchConfig, authentication,
     authorization, etcd,
-    flags::ServeFlags,
+    flags::{Flagged, ServeFlags},
     kube, kubernetes, relay,
     section::{Input, Section},
     table::{
         AdminConfig, AuditConfig, DrainConfig, GeneralConfig, HistoryKeys, IndexKeys, QuotasConfig, ResourceOptions,
     },
-    value::{self, ValueError},
-    views,
+    value, views,
 };
 use crate::{
     model::{IndexFunc, Indexers},
@@ -139,7 +138,7 @@ fn resolve_resources(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags)
 /// Returns the resources that flags define: the flag, the name of the resource, and its source.
 fn flagged_sources<'f>(flags: &'f ServeFlags, input: &Input<'_>) -> Vec<(&'static str, &'f str, SourceConfig)> {
     let mut sources = Vec::new();
-    let mut read = |flag, texts: &'f [String], parse: &dyn Fn(&'f str) -> Result<(&'f str, SourceConfig), ValueError>| {
+    let mut read = |flag, texts: &'f [String], parse: &dyn Fn(&'f str) -> Flagged<'f>| {
         for text in texts {
             sources.extend(input.check(flag, parse(text)).map(|(name, source)| (flag, name, source)));
         }

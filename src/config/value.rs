@@ -38,6 +38,9 @@ const BYTES: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
 ];
 
+/// Expected form of the path of a directory.
+const DIRECTORY: &str = "the path of a directory such as ./manifests";
+
 /// Longest DNS subdomain, which names of resources and groups in Kubernetes are.
 const MAX_NAME_BYTES: usize = 253;
 
@@ -280,24 +283,14 @@ pub(super) fn rules(value: &Value) -> Result<Rules, ValueError> {
     Rules::from_value(value).map_err(|error| ValueError(error.to_string()))
 }
 
+/// Reads the path of a directory.
 pub(super) fn path(value: &Value) -> Result<PathBuf, ValueError> {
-    parse_path(text(value)?)
-}
-
-fn parse_path(text: &str) -> Result<PathBuf, ValueError> {
-    if text.is_empty() || text.contains('\0') {
-        return Err(ValueError::expected("the path of a directory such as ./manifests", quote(text)));
-    }
-    Ok(text.into())
+    parse_path(text(value)?, DIRECTORY)
 }
 
 /// Reads the path of a file with any content.
 pub(super) fn file(value: &Value) -> Result<PathBuf, ValueError> {
-    let text = text(value)?;
-    if text.is_empty() || text.contains('\0') {
-        return Err(ValueError::expected("the path of a file", quote(text)));
-    }
-    Ok(text.into())
+    parse_path(text(value)?, "the path of a file")
 }
 
 /// Reads the path of a file; `None` for standard input.
@@ -305,12 +298,13 @@ pub(super) fn stream_path(value: &Value) -> Result<StreamPath, ValueError> {
     parse_stream_path(text(value)?)
 }
 
+fn parse_path(text: &str, what: &str) -> Result<PathBuf, ValueError> {
+    if text.is_empty() || text.contains('\0') { Err(ValueError::expected(what, quote(text))) } else { Ok(text.into()) }
+}
+
 fn parse_stream_path(text: &str) -> Result<StreamPath, ValueError> {
-    if text.is_empty() || text.contains('\0') {
-        let what = "the path of a file such as ./events.jsonl, or - for standard input";
-        return Err(ValueError::expected(what, quote(text)));
-    }
-    Ok(if text == "-" { StreamPath::Stdin } else { StreamPath::Path(text.into()) })
+    let path = parse_path(text, "the path of a file such as ./events.jsonl, or - for standard input")?;
+    Ok(if text == "-" { StreamPath::Stdin } else { StreamPath::Path(path) })
 }
 
 pub(super) fn kind(value: &Value) -> Result<String, ValueError> {
@@ -400,7 +394,7 @@ pub(super) fn parse_files_flag(text: &str) -> Result<(&str, PathBuf, Option<Stri
         Some((path, kind)) if !kind.contains('/') => (path, Some(parse_kind(kind)?)),
         _ => (rest, None),
     };
-    Ok((name, parse_path(path)?, kind))
+    Ok((name, parse_path(path, DIRECTORY)?, kind))
 }
 
 /// Parses `NAME=FILE|-`. A file with the name `-` is `./-`.

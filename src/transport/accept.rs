@@ -86,8 +86,7 @@ where
         let (buffers, ends) = (BufferPool::default(), Arc::default());
         let quota = Arc::clone(&config.connections);
         let admission = Admission { connections: quota, refused: config.refused.clone(), log: LogThrottle::default() };
-        let shared =
-            ListenerShared { is_local, config, buffers, ends, draining: draining.clone(), cut: cut.clone() };
+        let shared = ListenerShared { is_local, config, buffers, ends, draining: draining.clone(), cut: cut.clone() };
         let shared = Arc::new(shared);
         let config = &shared.config;
         let mut connections = JoinSet::new();

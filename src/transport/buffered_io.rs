@@ -16,12 +16,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{
-    StreamEnd,
-    frame_tracker::FrameTracker,
-    handle::ConnectionWakes,
-    windows::Windows,
-};
+use super::{StreamEnd, frame_tracker::FrameTracker, handle::ConnectionWakes, windows::Windows};
 
 /// Byte stream of a connection.
 pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {

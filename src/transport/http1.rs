@@ -59,12 +59,8 @@ type Answer<B> = Pin<Box<dyn Future<Output = Result<Response<Http1Body<B>>, Http
 struct Http1Error(BoxError);
 
 /// Serves one connection until it ends, or the server has drained.
-pub(super) async fn drive<T, S, B>(
-    io: T,
-    peer: ConnectionPeer,
-    service: S,
-    shared: Arc<ListenerShared>,
-) where
+pub(super) async fn drive<T, S, B>(io: T, peer: ConnectionPeer, service: S, shared: Arc<ListenerShared>)
+where
     T: Io,
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,

@@ -8,7 +8,8 @@
 //! - However the bytes are cut into pieces, the framer finds the same events at the same positions.
 //! - A line that is JSON from end to end is one event, and need not be scanned.
 //! - An event is one map at the outermost level. The framer buffers up to [`MAX_EVENT_BYTES`] of it, and never one byte more.
-//! - After bytes that are no event, and after a larger one, the next line that begins with `{` begins the next one.
+//! - No more than [`MAX_DEPTH`] brackets are open: deeper nesting is no event.
+//! - After bytes that are no event, and after an event beyond these limits, the next line that begins with `{` begins the next one.
 //!
 //! `decode` checks the rest of the syntax, and the content of the event.
 
@@ -16,6 +17,9 @@ use crate::model::MAX_OBJECT_BYTES;
 
 /// Limit of an event: an object of the largest size in base64, and its envelope.
 pub(super) const MAX_EVENT_BYTES: usize = MAX_OBJECT_BYTES.div_ceil(3) * 4 + (64 << 10);
+
+/// Limit of open maps and lists. Go's `encoding/json` reads no more, so that no client of Kubernetes writes more.
+pub(super) const MAX_DEPTH: usize = 10_000;
 
 /// Capacity that the buffer for events shrinks to after a large one.
 const USUAL_EVENT_BYTES: usize = 64 << 10;
@@ -51,6 +55,8 @@ pub(super) enum Found {
     Event(Position),
     /// An event that began here is larger than [`MAX_EVENT_BYTES`].
     TooLarge(Position),
+    /// An event that began here nests deeper than [`MAX_DEPTH`].
+    TooDeep(Position),
     /// Bytes that are no event begin here.
     Garbage(Position),
     /// An event that began at the first position ends in a syntax error at the second.
@@ -107,7 +113,10 @@ impl Framer {
         if self.state != State::Between || bytes.first() != Some(&b'{') {
             return None;
         }
-        memchr::memchr(b'\n', bytes).map(|end| &bytes[..end])
+        let line = memchr::memchr(b'\n', bytes).map(|end| &bytes[..end])?;
+        // JSON has two bytes for each level, so that short lines need no count.
+        let is_shallow = line.len() < 2 * MAX_DEPTH || memchr::memchr2_iter(b'{', b'[', line).nth(MAX_DEPTH).is_none();
+        is_shallow.then_some(line)
     }
 
     /// Accepts a line that [`Framer::line`] returned as one event. Returns the number of its bytes, and its start.
@@ -192,6 +201,8 @@ impl Framer {
         self.event.extend_from_slice(&bytes[..used]);
         let (state, found) = match scanned {
             Scanned::Complete(_) => (State::Between, Found::Event(self.begin)),
+            // No more brackets may be open.
+            Scanned::Broken(_) if self.open.len() == MAX_DEPTH => (State::Lost, Found::TooDeep(self.begin)),
             Scanned::Broken(_) => (State::Lost, Found::Broken(self.begin, self.position)),
             Scanned::Through(_) if room < bytes.len() => (State::Lost, Found::TooLarge(self.begin)),
             Scanned::Through(_) => return (used, None),
@@ -241,7 +252,7 @@ impl Framer {
     /// Opens a bracket, where a value may come.
     fn open(&mut self, bracket: u8) -> Option<State> {
         let is_value = matches!(self.last, b':' | b'[') || self.last == b',' && self.open.last() == Some(&b'[');
-        is_value.then(|| self.open.push(bracket)).map(|()| State::Within)
+        (is_value && self.open.len() < MAX_DEPTH).then(|| self.open.push(bracket)).map(|()| State::Within)
     }
 
     /// Closes a bracket, if it is the innermost open one. [`State::Between`] after the last one.

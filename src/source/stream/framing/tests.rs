@@ -105,7 +105,10 @@ fn an_event_that_is_too_large_is_skipped_and_reported_once() {
         assert_eq!(found(largest.clone()), [format!("1:0 {largest}")]);
         let told = "1:0 too large".to_owned();
         for large in [&larger, &huge, &huge[..huge.len() - 2].to_owned()] {
-            assert_eq!(found(format!("{large}{small}\n{small}")), [told.clone(), format!("2:{} {small}", large.len() + 8)]);
+            assert_eq!(
+                found(format!("{large}{small}\n{small}")),
+                [told.clone(), format!("2:{} {small}", large.len() + 8)]
+            );
         }
         assert_eq!(found(huge[..huge.len() - 2].to_owned()), [told]);
     }
@@ -116,17 +119,34 @@ fn an_event_that_is_too_large_is_skipped_and_reported_once() {
 }
 
 #[test]
-fn an_event_of_any_depth_is_found() {
-    let deep = format!("{{\"a\":{}{}}}", "[".repeat(1 << 20), "]".repeat(1 << 20));
-    let expected = [format!("1:0 {deep}"), format!("1:{} {{}}", deep.len())];
+fn the_depth_of_an_event_and_its_memory_are_bounded() {
+    let deep = |levels: usize| format!("{{\"a\":{}{}}}\n", "[".repeat(levels - 1), "]".repeat(levels - 1));
+    let small = r#"{"b":1}"#;
+    let (deepest, deeper, huge) = (deep(MAX_DEPTH), deep(MAX_DEPTH + 1), deep(1 << 20));
     for piece in [1 << 20, 64 << 10, 7919] {
-        assert_eq!(frames(format!("{deep}{{}}").as_bytes().chunks(piece)), expected);
+        let found = |event: &str| frames(format!("{event}{small}").as_bytes().chunks(piece));
+        let last = |event: &str| format!("2:{} {small}", event.len());
+        assert_eq!(found(&deepest), [format!("1:0 {}", deepest.trim_end()), last(&deepest)]);
+        for event in [&deeper, &huge] {
+            assert_eq!(found(event), ["1:0 too deep".to_owned(), last(event)]);
+        }
     }
-    assert_eq!(frames_by_lines(format!("{deep}\n").as_bytes()), expected[..1]);
+    // The depth is checked for complete lines as well.
+    for event in [&deepest, &deeper] {
+        assert_eq!(frames_by_lines(event.as_bytes()), frames([event.as_bytes()]));
+    }
+    // An event without an end that is too large as well.
     let mut framer = Framer::new();
-    framer.feed(deep.as_bytes());
-    framer.feed(b" ");
-    assert!(framer.open.capacity() <= USUAL_EVENT_BYTES, "the memory is given back");
+    framer.feed(b"{\"a\":");
+    let text = format!("{{\"a\":\"{}\",\"b\":", "x".repeat(MAX_EVENT_BYTES));
+    for bytes in [vec![b'['; 1 << 20], b"\n".to_vec(), text.into_bytes(), vec![b'['; 1 << 20]] {
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let (used, _) = framer.feed(rest);
+            rest = &rest[used..];
+            assert!(framer.open.capacity() <= 2 * MAX_DEPTH, "{} brackets are remembered", framer.open.len());
+        }
+    }
 }
 
 fn any_part() -> impl Strategy<Value = Vec<u8>> {
