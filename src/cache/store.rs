@@ -40,8 +40,10 @@ pub trait Store: Send + Sync + 'static {
     /// Stores an object, also if there is one with its key.
     fn add(&self, object: Self::Object) -> impl Future<Output = Result<(), KeyError>> + Send;
 
-    /// Stores an object, also if there is none with its key.
-    fn update(&self, object: Self::Object) -> impl Future<Output = Result<(), KeyError>> + Send;
+    /// Stores an object, also if there is none with its key; without a method of its own as [`Store::add`] does.
+    fn update(&self, object: Self::Object) -> impl Future<Output = Result<(), KeyError>> + Send {
+        self.add(object)
+    }
 
     /// Removes the object with the key of this one, if there is one.
     fn delete(&self, object: Self::Object) -> impl Future<Output = Result<(), KeyError>> + Send;

@@ -46,22 +46,34 @@ struct Entry {
 }
 
 /// Properties of a call, as far as they are known.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 struct Requested {
+    #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     impersonator: Option<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
     resource: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     selection: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     namespaces: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     view: Option<String>,
     /// Point at which a watch begins: a version, or a name in upper case.
+    #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<String>,
     /// Event of the line at the end of the call, if it has one.
+    #[serde(skip)]
     last: Option<&'static str>,
     /// Code with which the call has ended; a stream that is dropped without one was cancelled.
+    #[serde(skip)]
     code: Option<Code>,
 }
 
@@ -73,28 +85,10 @@ struct Line<'a> {
     /// Number of the call in this run of the server: the same at the beginning and at the end.
     call: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    user: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    impersonator: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     peer: Option<String>,
     method: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    resource: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    namespace: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    selection: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    namespaces: Option<&'a [String]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    format: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    view: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<&'a str>,
+    #[serde(flatten)]
+    requested: &'a Requested,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -282,25 +276,13 @@ impl Entry {
         event: &'static str,
         with: impl FnOnce(Line<'a>) -> Line<'a>,
     ) -> Option<String> {
-        let Requested {
-            user, impersonator, resource, namespace, name, selection, namespaces, format, view, from, ..
-        } = requested;
         let line = with(Line {
             time: prost_types::Timestamp::from(SystemTime::now()).to_string(),
             event,
             call: self.id,
-            user: user.as_deref(),
-            impersonator: impersonator.as_deref(),
             peer: self.peer.map(|peer| peer.to_string()),
             method: &self.method,
-            resource,
-            namespace: namespace.as_deref(),
-            name: name.as_deref(),
-            selection: selection.as_deref(),
-            namespaces: namespaces.as_deref(),
-            format: *format,
-            view: view.as_deref(),
-            from: from.as_deref(),
+            requested,
             reason: None,
             status: None,
             duration_ms: None,

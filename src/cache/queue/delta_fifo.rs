@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     Deltas, ObjectDelta, PopError, ProcessError, Queue, Tombstone,
-    key_queue::{KeyQueue, State},
+    key_queue::{KeyQueue, State, pops, reads},
 };
 use crate::{
     cache::{KeyError, KeyFunc, Store, Stored, StoredKey},
@@ -196,28 +196,11 @@ impl<T: Stored, K: StoredKey> Store for DeltaFifo<T, K> {
         Ok(())
     }
 
-    fn get_by_key(&self, key: &K) -> Option<Deltas<T, K>> {
-        self.queue.read(|state| state.get(key).cloned())
-    }
-
-    fn list(&self) -> Vec<Deltas<T, K>> {
-        self.queue.read(State::list)
-    }
-
-    fn list_keys(&self) -> Vec<K> {
-        self.queue.read(State::list_keys)
-    }
+    reads!(Deltas<T, K>);
 }
 
 impl<T: Stored, K: StoredKey> Queue for DeltaFifo<T, K> {
-    async fn pop<P, F, E>(&self, process: P) -> Result<Deltas<T, K>, PopError<Deltas<T, K>, E>>
-    where
-        P: FnOnce(Deltas<T, K>, bool) -> F + Send,
-        F: Future<Output = Result<(), ProcessError<E>>> + Send,
-        E: Send,
-    {
-        self.queue.pop(process).await
-    }
+    pops!(Deltas<T, K>);
 
     async fn add_if_not_present(&self, deltas: Deltas<T, K>) -> Result<(), KeyError> {
         self.queue.add(deltas.key().clone(), |state, key| state.put_if_not_present(key, deltas)).await;
@@ -226,17 +209,5 @@ impl<T: Stored, K: StoredKey> Queue for DeltaFifo<T, K> {
 
     fn key_of_item(&self, deltas: &Deltas<T, K>) -> Result<K, KeyError> {
         Ok(deltas.key().clone())
-    }
-
-    fn has_synced(&self) -> bool {
-        self.queue.has_synced()
-    }
-
-    fn close(&self) {
-        self.queue.close();
-    }
-
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
     }
 }

@@ -57,6 +57,51 @@ struct InProcessing<'a, K: StoredKey, I: Stored> {
     key: Option<K>,
 }
 
+/// Methods of a store that read its `queue`, with the items `$item` by keys `K`.
+macro_rules! reads {
+    ($item:ty) => {
+        fn get_by_key(&self, key: &K) -> Option<$item> {
+            self.queue.read(|state| state.get(key).cloned())
+        }
+
+        fn list(&self) -> Vec<$item> {
+            self.queue.read(State::list)
+        }
+
+        fn list_keys(&self) -> Vec<K> {
+            self.queue.read(State::list_keys)
+        }
+    };
+}
+pub(super) use reads;
+
+/// Methods of a queue that are those of its `queue`, with the items `$item`.
+macro_rules! pops {
+    ($item:ty) => {
+        async fn pop<P, F, E>(&self, process: P) -> Result<$item, PopError<$item, E>>
+        where
+            P: FnOnce($item, bool) -> F + Send,
+            F: Future<Output = Result<(), ProcessError<E>>> + Send,
+            E: Send,
+        {
+            self.queue.pop(process).await
+        }
+
+        fn has_synced(&self) -> bool {
+            self.queue.has_synced()
+        }
+
+        fn close(&self) {
+            self.queue.close();
+        }
+
+        fn is_closed(&self) -> bool {
+            self.queue.is_closed()
+        }
+    };
+}
+pub(super) use pops;
+
 // === impl KeyQueue ===
 
 impl<K: StoredKey, I: Stored> KeyQueue<K, I> {

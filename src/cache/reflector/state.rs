@@ -141,9 +141,7 @@ impl State {
                 Next { delayed: false, request: Request::List(ListVersion::MostRecent) }
             }
             // The known versions are void: only the most recent state is usable.
-            Outcome::ListFailed(SourceError::HistoryRewritten(_))
-            | Outcome::WatchNotOpened(SourceError::HistoryRewritten(_))
-            | Outcome::WatchFailed { error: SourceError::HistoryRewritten(_), .. } => {
+            rewritten if rewritten.is_history_rewritten() => {
                 let delayed = self.list_version() == ListVersion::MostRecent;
                 self.is_last_unavailable = true;
                 Next { delayed, request: Request::List(ListVersion::MostRecent) }
@@ -234,17 +232,12 @@ impl State {
 impl Outcome {
     /// Returns true if the upstream has proved that its history was rewritten.
     pub(super) fn is_history_rewritten(&self) -> bool {
-        match self {
-            Self::ListFailed(error) | Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => {
-                matches!(error, SourceError::HistoryRewritten(_))
-            }
-            Self::Listed(_)
-            | Self::WatchClosed { .. }
-            | Self::WatchTooShort { .. }
-            | Self::WatchBroken { .. }
-            | Self::ResyncFailed { .. }
-            | Self::NotStored { .. } => false,
-        }
+        matches!(
+            self,
+            Self::ListFailed(SourceError::HistoryRewritten(_))
+                | Self::WatchNotOpened(SourceError::HistoryRewritten(_))
+                | Self::WatchFailed { error: SourceError::HistoryRewritten(_), .. }
+        )
     }
 
     /// Returns true if changes have been missed, so that only a list makes the state current again.

@@ -117,10 +117,6 @@ impl<T: Stored, K: StoredKey> Store for ExpirationCache<T, K> {
         self.insert(object)
     }
 
-    async fn update(&self, object: T) -> Result<(), KeyError> {
-        self.insert(object)
-    }
-
     async fn delete(&self, object: T) -> Result<(), KeyError> {
         self.remove(&self.key_of(&object)?);
         Ok(())

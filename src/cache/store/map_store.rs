@@ -75,10 +75,6 @@ impl<T: Stored, K: StoredKey> Store for MapStore<T, K> {
         self.insert(object).map(drop)
     }
 
-    async fn update(&self, object: T) -> Result<(), KeyError> {
-        self.insert(object).map(drop)
-    }
-
     async fn delete(&self, object: T) -> Result<(), KeyError> {
         self.remove(&object).map(drop)
     }

@@ -61,10 +61,6 @@ impl<T: Stored, K: StoredKey> Store for UndeltaStore<T, K> {
         self.write(|store| store.insert(object))
     }
 
-    async fn update(&self, object: T) -> Result<(), KeyError> {
-        self.write(|store| store.insert(object))
-    }
-
     async fn delete(&self, object: T) -> Result<(), KeyError> {
         self.write(|store| store.remove(&object))
     }

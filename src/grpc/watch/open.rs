@@ -11,7 +11,7 @@ use super::{
         frame::WireFrame,
         opening::OpeningSlot,
         past::{AtVersion, PastVersion, ReadState},
-        query::{self, Parts},
+        query::{self, Parts, parts},
         resource::ServedResource,
         service::Service,
         status::ApiError,
@@ -150,20 +150,8 @@ async fn join_with(
     call: Call,
 ) -> Result<WatchBody, ApiError> {
     let caller = call.caller();
-    let selection = query::selection(
-        &mut access,
-        Parts {
-            namespace: &request.namespace,
-            name: &request.name,
-            label_selector: &request.label_selector,
-            field_selector: &request.field_selector,
-            expression: &request.expression,
-            index: request.index.as_ref(),
-            shard: request.shard.as_ref(),
-            caller,
-        },
-    )
-    .await?;
+    let parts = Parts { name: &request.name, ..parts!(request, caller) };
+    let selection = query::selection(&mut access, parts).await?;
     if access.format.lines.is_some() {
         access.check_whole()?;
     }
