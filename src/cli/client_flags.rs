@@ -319,7 +319,8 @@ impl ServerFlags {
 
     /// Returns the flags for a context, whose files they override.
     pub(super) fn of_context(&self, name: &str) -> Self {
-        let target = Target { server: None, ..self.target.clone() };
+        let mut target = self.target.clone();
+        target.server = None;
         Self { target, context: Some(name.to_owned()), quiet: self.quiet }
     }
 
