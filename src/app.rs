@@ -317,13 +317,13 @@ impl App {
         }
 
         tokio::pin!(shutdown);
-        loop {
+        let failed = loop {
             let loaded = tokio::select! {
-                () = &mut shutdown => break,
+                () = &mut shutdown => break None,
                 // Cancel-safe: `join_next` and `failed` lose nothing when another arm wins.
-                Some(ended) = self.tasks.join_next() => return Err(AppError::ended(ended)),
-                Some(ended) = server.join_next() => return Err(AppError::ended(ended)),
-                error = self.resources.failed() => return Err(error),
+                Some(ended) = self.tasks.join_next() => break Some(AppError::ended(ended)),
+                Some(ended) = server.join_next() => break Some(AppError::ended(ended)),
+                error = self.resources.failed() => break Some(error),
                 loaded = next_config(&mut self.source, &self.config) => loaded,
             };
             let outcome = match loaded {
@@ -333,27 +333,32 @@ impl App {
             if let Some(source) = &mut self.source {
                 self.service.set_config_error(source.record(outcome));
             }
-        }
-        tracing::info!("shutting down");
-        self.lifecycle.unready.cancel();
-        set_health(&reporter, &self.service, ServingStatus::NotServing).await;
-        let _demand = catch_up::demand(&self.service);
-        tokio::join!(tokio::time::sleep(self.config.drain.delay), catch_up::catch_up(&self.service));
-        self.lifecycle.draining.cancel();
-        let reserved = async {
-            if tokio::time::timeout(FINAL_WRITE_TIMEOUT, keeping.join_next()).await.is_err() {
-                tracing::warn!("last snapshots not written within {FINAL_WRITE_TIMEOUT:?}");
-            }
         };
-        let ended = async { while server.join_next().await.is_some() {} };
-        tokio::join!(ended, reserved);
+        if failed.is_none() {
+            tracing::info!("shutting down");
+            self.lifecycle.unready.cancel();
+            set_health(&reporter, &self.service, ServingStatus::NotServing).await;
+            let _demand = catch_up::demand(&self.service);
+            tokio::join!(tokio::time::sleep(self.config.drain.delay), catch_up::catch_up(&self.service));
+            self.lifecycle.draining.cancel();
+            let reserved = async {
+                if tokio::time::timeout(FINAL_WRITE_TIMEOUT, keeping.join_next()).await.is_err() {
+                    tracing::warn!("last snapshots not written within {FINAL_WRITE_TIMEOUT:?}");
+                }
+            };
+            let ended = async { while server.join_next().await.is_some() {} };
+            tokio::join!(ended, reserved);
+        }
         // Aborts all tasks at once: one that saw others end would report a failure of its upstream. The bound is for the wait
         // only.
-        let aborted = async { tokio::join!(self.tasks.shutdown(), self.resources.shutdown()) };
+        let aborted = async { tokio::join!(self.tasks.shutdown(), self.resources.shutdown(), server.shutdown()) };
         drop(tokio::time::timeout(ABORT_TIMEOUT, aborted).await);
         if let Some(audit) = self.audit {
             self.service.finish_audit();
             drop(tokio::task::spawn_blocking(move || audit.flush(ABORT_TIMEOUT)).await);
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         tracing::info!("shut down");
         Ok(())
@@ -434,8 +439,6 @@ async fn reload(
     resources: &mut Resources,
     service: &Service,
 ) -> Result<Map<String, Value>, String> {
-    let authorizer = authorization::load(&config, &KubeClients::default()).map_err(|error| error.to_string())?;
-    authorization::warn(&config, authorizer.as_ref());
     let exchanged = resources.exchange(&config, service).await.map_err(|error| error.to_string())?;
     *current = config;
     let Exchanged { added, replaced, removed } = exchanged;

@@ -66,6 +66,24 @@ macro_rules! debug_fields {
     };
 }
 
+/// Defines an enum whose values have names in the contract.
+macro_rules! named {
+    ($(#[$attribute:meta])* pub enum $enum:ident { $($(#[doc = $doc:literal])* $value:ident = $name:literal,)* }) => {
+        $(#[$attribute])*
+        pub enum $enum { $($(#[doc = $doc])* $value,)* }
+
+        impl $enum {
+            /// Every value, in the order of the contract.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$value),*];
+
+            /// Returns the name in the contract.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$value => $name),* }
+            }
+        }
+    };
+}
+
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod admin;

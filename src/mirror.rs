@@ -39,7 +39,7 @@ use crate::{
     admin::{self, ProbeRequest, Probes},
     cache::{
         Controller, ControllerConfig, DeltaFifo, DeltaFifoOptions, Deltas, KeyFunc, Queue, ReflectorError, SourceError,
-        SourceHealth, Store, SyncState,
+        SourceHealth, SyncState,
     },
     client::{Query, ServerAddress, TlsOptions},
     model::Object,
@@ -58,7 +58,7 @@ pub struct MirrorConfig {
     pub directory: PathBuf,
     /// Files of an object.
     pub layout: Layout,
-    /// True to remove foreign files at the start.
+    /// True to remove foreign files, once the server has answered.
     pub replace: bool,
     /// True to end once all files are written.
     pub once: bool,
@@ -105,7 +105,7 @@ debug_fields!(MirrorConfig { query, directory });
 // === impl Mirror ===
 
 impl Mirror {
-    /// Takes the directory, before any request to the server.
+    /// Takes the directory, and leaves foreign files in it until the server has answered.
     ///
     /// # Errors
     ///
@@ -113,12 +113,13 @@ impl Mirror {
     pub fn open(config: MirrorConfig) -> Result<Self, OpenError> {
         let MirrorConfig { address, tls, query, directory, layout, replace, notes, .. } = &config;
         let (directory, keys) = MirrorDirectory::open(directory, &query.resource, *layout, *replace, SystemFiles)?;
+        let holds_earlier = !keys.is_empty();
         let writer = Arc::new(Writer::new(directory, keys, *layout, Arc::clone(notes)));
         let known: Arc<KnownFiles> = Arc::clone(writer.known());
         let options = DeltaFifoOptions { known_objects: Some(known), ..DeltaFifoOptions::new(KeyFunc::default()) };
         let queue = Arc::new(DeltaFifo::new(options));
         let defaults = RelayConfig::new(address.clone(), &query.resource);
-        let source = RelayConfig { query: query.clone(), tls: tls.clone(), ..defaults };
+        let source = RelayConfig { query: query.clone(), tls: tls.clone(), holds_earlier, ..defaults };
         let health = SourceHealth::new(source.heartbeat, STALE_AFTER);
         Ok(Self { state: MirrorState { health, queue, writer, last_error: Arc::default() }, source, config })
     }
@@ -170,7 +171,7 @@ impl MirrorState {
     /// Runs the command once all files are written, and after each later batch that has changed one, until `stop`; a command that
     /// runs then is waited for. With `once` it ends after the first time.
     async fn settle(&self, once: bool, then: Option<&str>, resource: &str, notes: &Notes, stop: &CancellationToken) {
-        let mut last_changes = None;
+        let (mut last_changes, mut is_noted) = (None, false);
         loop {
             // Something has been processed, or may have been: it is a part of a batch.
             tokio::select! {
@@ -178,6 +179,13 @@ impl MirrorState {
                 () = stop.cancelled() => return,
             }
             if !self.is_settled() {
+                continue;
+            }
+            // An empty list makes no change that would do so.
+            if let Err(error) = self.writer.prepare() {
+                if !std::mem::replace(&mut is_noted, true) {
+                    notes(&format_args!("# cannot remove foreign files: {error}; retrying"));
+                }
                 continue;
             }
             let changes = self.writer.changes();
@@ -202,7 +210,7 @@ impl MirrorState {
 
     /// Returns true if the directory is that of the last known state of the resource.
     fn is_settled(&self) -> bool {
-        self.queue.has_synced() && self.queue.list_keys().is_empty() && self.writer.failed() == 0
+        self.queue.has_synced() && self.queue.is_idle() && self.writer.failed() == 0
     }
 
     /// Returns the reason why the directory may not be that of the resource.

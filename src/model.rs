@@ -60,6 +60,6 @@ pub use selector::{FieldSelector, LabelSelector};
 pub use shard::{Shard, ShardError, ShardKey, ShardRange};
 #[cfg(any(feature = "client", feature = "kube"))]
 pub(crate) use syntax::escaped;
-pub use syntax::{SyntaxError, excerpt};
+pub use syntax::{SyntaxError, excerpt, excerpt_of};
 pub use term_result::TermResult;
 pub use version::{Lineage, ResourceVersion, VersionError};

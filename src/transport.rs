@@ -63,6 +63,7 @@ pub use chunk::Chunk;
 pub use connection::ServerConfig;
 pub use end::StreamEnd;
 pub use handle::StreamHandle;
+pub use identity::CertificateExpiry;
 pub use ledger::{HeldBytes, Ledger};
 pub use pause::pause_after;
 pub use peer::{Peer, TrustedPeers};

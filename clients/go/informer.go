@@ -96,7 +96,7 @@ func NewInformer[T any](client *Client, resource string, options InformerOptions
 	}
 	reporter := newReporter(options.OnError)
 	i := &Informer[T]{
-		cache:    newCache[T](options.MetadataOnly, reporter.report),
+		cache:    newCache[T](reporter.report),
 		health:   newHealth(silentIntervals * options.BookmarkInterval),
 		reporter: reporter,
 		options:  options,
@@ -239,15 +239,15 @@ func (i *Informer[T]) Stop() {
 }
 
 // Run starts the informer and runs it until the context ends, then returns nil after the last handler call has ended. If the
-// informer gives up it returns the error, after the handlers have had what waited for them.
+// informer gives up it returns the error, after the handlers have had what waited for them or the context has ended.
 func (i *Informer[T]) Run(ctx context.Context) error {
 	i.Start()
 	select {
 	case <-ctx.Done():
 		i.Stop()
-	case <-i.over:
+		<-i.done
+	case <-i.done:
 	}
-	<-i.done
 	if err := i.Err(); err != nil && err != ErrStopped {
 		return err
 	}

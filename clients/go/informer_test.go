@@ -213,6 +213,32 @@ func TestAHandlerGetsWhatWaitsWhenTheInformerGivesUp(t *testing.T) {
 	})
 }
 
+func TestARunEndsWithItsContextAlsoWhileHandlersGetWhatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, InformerOptions{})
+		f.recorder.before = func(string) { time.Sleep(time.Minute) }
+		stream := f.server.next()
+		for n := range 100 {
+			stream.send(initial(fmt.Sprint(n), "u", "1", "1"))
+		}
+		stream.send(endOfList("10"))
+		stream.end(failure(codes.PermissionDenied, "ACCESS_DENIED", 0).Err())
+		ctx, cancel := context.WithCancel(t.Context())
+		run := make(chan error)
+		go func() { run <- f.informer.Run(ctx) }()
+		synctest.Wait()
+		cancel()
+		begin := time.Now()
+		var failed *Error
+		if err := <-run; !errors.As(err, &failed) || failed.Reason != "ACCESS_DENIED" {
+			t.Fatalf("%v", err)
+		}
+		if took := time.Since(begin); took > time.Minute {
+			t.Fatalf("it has ended after %v, and one call was in progress", took)
+		}
+	})
+}
+
 func TestReadAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, InformerOptions{})
@@ -458,6 +484,32 @@ func TestWithoutBodiesVersionsAreCompared(t *testing.T) {
 			t.Fatalf("%v", stream.request)
 		}
 		stream.send(bare(modified("11", "a", "u1", "11", "")), bare(modified("12", "a", "u1", "11", "")))
+		f.expectNotes("a:>")
+		// After a loss of rights it is the key and no more.
+		last := f.informer.cache.get(objectKey{name: "a"})
+		var deletion *Object[json.RawMessage]
+		f.informer.AddEventHandler(ResourceEventHandlerFuncs[json.RawMessage]{
+			DeleteFunc: func(o *Object[json.RawMessage], _ Cause) { deletion = o },
+		})
+		gone := bare(deleted("13", "a", "u1", "13", ""))
+		gone.Object.Labels = nil
+		stream.send(gone)
+		f.expectNotes("-a= DELETED")
+		if deletion != last {
+			t.Fatalf("%+v, expected the last known state", deletion)
+		}
+	})
+}
+
+func TestTheVersionsOfAnObjectThatAViewLeavesWithoutABodyAreCompared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, InformerOptions{View: &View{Fields: []string{"spec"}}})
+		bare := initial("a", "u1", "1", "")
+		bare.Object.Body = nil
+		stream := f.synced(bare, initial("b", "u2", "1", "1"))
+		changed := modified("11", "a", "u1", "11", "")
+		changed.Object.Body = nil
+		stream.send(changed, modified("12", "b", "u2", "12", "1"))
 		f.expectNotes("a:>")
 	})
 }

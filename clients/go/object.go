@@ -106,9 +106,9 @@ func newObject[T any](from *informerdv1.Object, base *Object[T]) (*Object[T], er
 
 // isSame returns true if two states of a key are one object in the same state. Versions count only where there is no body to
 // compare: another lineage gives the same objects other versions.
-func (o *Object[T]) isSame(other *Object[T], metadataOnly bool) bool {
+func (o *Object[T]) isSame(other *Object[T]) bool {
 	return o.UID == other.UID && o.digest == other.digest && maps.Equal(o.Labels, other.Labels) &&
-		(!metadataOnly || o.ResourceVersion == other.ResourceVersion)
+		(o.digest != 0 || o.ResourceVersion == other.ResourceVersion)
 }
 
 // decode decodes a body; into [json.RawMessage] and []byte it goes as it is.

@@ -72,6 +72,9 @@ func (s *scriptedServer) HandleRPC(context.Context, stats.RPCStats)             
 
 func newScriptedServer(t *testing.T) *scriptedServer {
 	s := &scriptedServer{t: t, listener: bufconn.Listen(1 << 20), streams: make(chan *scriptedStream)}
+	s.unary = func(context.Context, any) (any, error) {
+		return &pb.ListResourcesResponse{Server: &pb.ServerInfo{Capabilities: []string{"shards", "views"}}}, nil
+	}
 	s.grpc = grpc.NewServer(grpc.StatsHandler(s), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 		MinTime: 10 * time.Second, PermitWithoutStream: true,
 	}))

@@ -46,8 +46,7 @@ type Indexer[T any] interface {
 
 // cache is the store of an informer, its version and its handlers: all that changes as one.
 type cache[T any] struct {
-	metadataOnly bool
-	report       func(error)
+	report func(error)
 
 	mu       sync.RWMutex
 	objects  map[objectKey]*Object[T]
@@ -84,13 +83,8 @@ type step[T any] struct {
 	version string
 }
 
-func newCache[T any](metadataOnly bool, report func(error)) *cache[T] {
-	return &cache[T]{
-		metadataOnly: metadataOnly,
-		report:       report,
-		objects:      map[objectKey]*Object[T]{},
-		indexes:      map[string]*index[T]{},
-	}
+func newCache[T any](report func(error)) *cache[T] {
+	return &cache[T]{report: report, objects: map[objectKey]*Object[T]{}, indexes: map[string]*index[T]{}}
 }
 
 // get returns the object that is stored under a key, if any.
@@ -159,7 +153,8 @@ func (c *cache[T]) change(change *change[T]) {
 		return
 	}
 	last := change.object
-	if last.digest == 0 && old.digest != 0 {
+	if last.digest == 0 {
+		// Without a body it may be the key alone.
 		last = old
 	}
 	c.remove(key, old)
@@ -171,7 +166,7 @@ func (c *cache[T]) upsert(key objectKey, object *Object[T], isInitial bool) {
 	switch {
 	case old == nil:
 		c.notes = append(c.notes, notification[T]{new: object, isInitial: isInitial})
-	case old.isSame(object, c.metadataOnly):
+	case old.isSame(object):
 		// Another version of the same.
 	case old.UID != object.UID:
 		c.notes = append(c.notes, notification[T]{old: old, cause: CauseInferred}, notification[T]{new: object})

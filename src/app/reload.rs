@@ -23,9 +23,11 @@ use ring::digest::SHA256;
 use serde_json::{Map, Value};
 use tokio::{sync::Notify, time};
 
+use super::{authorization, error::AppError, sources};
 use crate::{
     auth::Rules,
-    config::{self, AuthorityConfig, Config, ConfigErrors, ServeFlags, changed_keys},
+    config::{self, AuthorityConfig, Config, ConfigErrors, ResourceConfig, ServeFlags, changed_keys},
+    source::kube::KubeClients,
 };
 
 /// Handle to request a reload of the configuration; clones are handles of the same server.
@@ -61,6 +63,8 @@ struct ConfigHash(Arc<ArcSwap<String>>);
 /// Configuration that was read, and the keys of its file.
 pub(super) type Loaded = (Config, Map<String, Value>);
 
+/// Time in which the files that a resource or the authority needs have to be read.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval at which the file is checked for changes.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -106,7 +110,7 @@ impl ConfigSource {
         registry.register_collector(Box::new(self.metrics.hash.clone()));
     }
 
-    /// Waits until a reload is requested or the file has changed, and reads the configuration then.
+    /// Waits until a reload is requested or the file has changed, and reads the configuration and the files that it names then.
     ///
     /// # Errors
     ///
@@ -133,6 +137,7 @@ impl ConfigSource {
             let Some(loaded) = loaded else { continue };
             let loaded = loaded?;
             self.check(current, &loaded)?;
+            check_files(current, &loaded.0).await?;
             return Ok(loaded);
         }
     }
@@ -191,6 +196,32 @@ fn load(flags: &ServeFlags) -> Result<Loaded, String> {
     Config::load_with_file(flags).map_err(|errors| errors.lines().collect::<Vec<_>>().join("; "))
 }
 
+/// Checks that the files of the authority, and of the resources that differ, can be read.
+async fn check_files(current: &Config, config: &Config) -> Result<(), String> {
+    let owned = config.clone();
+    let check = move || {
+        let authorizer = authorization::load(&owned, &KubeClients::default())?;
+        authorization::warn(&owned, authorizer.as_ref());
+        Ok(())
+    };
+    in_time("authorization", check).await?;
+    let differs = |resource: &&ResourceConfig| current.resources.get(&resource.name) != Some(*resource);
+    for resource in config.resources.values().filter(differs).cloned() {
+        in_time(&format!("resource {}", resource.name), move || sources::check(&resource)).await?;
+    }
+    Ok(())
+}
+
+/// Runs a check on a thread for blocking work. It may never end, on a network file system whose server is gone or at a named pipe; then
+/// the thread is left to it.
+async fn in_time(of: &str, check: impl FnOnce() -> Result<(), AppError> + Send + 'static) -> Result<(), String> {
+    match time::timeout(READ_TIMEOUT, tokio::task::spawn_blocking(check)).await {
+        Ok(Ok(checked)) => checked.map_err(|error| error.to_string()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("{of}: its files cannot be read within {READ_TIMEOUT:?}")),
+    }
+}
+
 // === impl ReloadMetrics ===
 
 impl ReloadMetrics {
@@ -220,6 +251,20 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_never_read_is_an_error() {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let check = move || {
+            released.recv().unwrap_err();
+            Ok(())
+        };
+        let checked = tokio::spawn(in_time("resource x", check));
+        tokio::task::yield_now().await;
+        time::advance(READ_TIMEOUT).await;
+        assert_eq!(checked.await.unwrap().unwrap_err(), "resource x: its files cannot be read within 30s");
+        drop(release);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_change_of_the_file_is_noticed_and_an_error_is_reported_once() {

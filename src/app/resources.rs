@@ -14,7 +14,6 @@ use super::{
     authorization,
     connector::{Connected, Connector},
     error::AppError,
-    sources,
     writer::RuntimeThread,
 };
 use crate::{
@@ -112,7 +111,7 @@ impl Resources {
     ///
     /// # Errors
     ///
-    /// If the source of a new resource cannot be read, or a thread cannot be started; then nothing is exchanged.
+    /// If a resource has the name of one of the program, or a thread cannot be started; then nothing is exchanged.
     pub(super) async fn exchange(&mut self, config: &Config, service: &Service) -> Result<Exchanged, AppError> {
         let resources = &config.resources;
         let is_own = |running: &Running| running.config.source == SourceConfig::Own;
@@ -123,10 +122,6 @@ impl Resources {
             self.running.get(&resource.name).is_none_or(|running| running.config != **resource)
         };
         let new: Vec<&ResourceConfig> = resources.values().filter(is_new).collect();
-        let checked: Vec<ResourceConfig> = new.iter().copied().cloned().collect();
-        // The reads would block a thread of the runtime, on a network file system for long.
-        let checking = tokio::task::spawn_blocking(move || checked.iter().try_for_each(sources::check));
-        checking.await.unwrap_or_else(|error| Err(AppError::ended(Err(error))))?;
         self.connector.prepare(resources)?;
         let threads: Vec<RuntimeThread> =
             new.iter().map(|resource| thread(&resource.name)).collect::<Result<_, _>>()?;
@@ -141,9 +136,9 @@ impl Resources {
         }
         self.end(&exchanged.removed, ResourceEnd::Removed);
         self.end(&exchanged.replaced, ResourceEnd::Replaced);
-        self.publish(service);
+        // Calls still find them and are refused with the reason, so that clients resume with those that follow.
         self.until_ended(&exchanged.replaced).await;
-        // While no resource has the name, nobody reads the new one with rights to the old one, or the other way round.
+        // No call begins to read the old ones any more: nobody reads one with rights to the other.
         if let Some(authorizer) = &service.config().access.authorizer {
             authorization::update(authorizer, config);
         }

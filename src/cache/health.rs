@@ -86,6 +86,8 @@ struct HealthRecord {
     unfed: BTreeMap<String, String>,
     /// Version of the first list of this run, if it had items that are unread.
     unread_since: Option<ResourceVersion>,
+    /// Version of the first list that is incomplete, if the upstream assigns the versions.
+    incomplete_since: Option<ResourceVersion>,
     /// Version whose state contains all objects, while that of the resource does not.
     complete_at: Option<ResourceVersion>,
     /// Namespaces that the source follows, sorted; empty for all.
@@ -198,10 +200,12 @@ impl SourceHealth {
 
     /// Reports that objects may exist which the source has not been able to read since its start. The resource is STALE, and
     /// nobody may take for deleted what it lacks: a client with a version of an earlier run keeps its objects, and resumes later.
-    pub fn mark_incomplete(&self, problem: impl Into<String>) {
+    /// Where versions last longer than a run, those before `since`, the version of the list, are of an earlier one.
+    pub fn mark_incomplete(&self, problem: impl Into<String>, since: Option<ResourceVersion>) {
         self.shared.incomplete.store(true, Ordering::Relaxed);
         let mut record = self.shared.record.lock();
         record.complete_at = None;
+        record.incomplete_since = record.incomplete_since.take().or(since);
         record.problems.set(Problem::new(ProblemReason::ObjectsUnread, "", problem));
     }
 
@@ -235,10 +239,11 @@ impl SourceHealth {
     #[cfg(feature = "server")]
     pub(crate) fn may_lack(&self, version: &ResourceVersion, current: Option<&ResourceVersion>) -> bool {
         let is_other = current.is_none_or(|current| !current.same_lineage(version));
-        let unread_since = || self.shared.record.lock().unread_since.clone();
-        self.is_incomplete() && is_other
-            || self.shared.unread.load(Ordering::Relaxed)
-                && (is_other || unread_since().is_some_and(|since| *version < since))
+        let is_earlier = |since: fn(&HealthRecord) -> &Option<ResourceVersion>| {
+            is_other || since(&self.shared.record.lock()).as_ref().is_some_and(|since| version < since)
+        };
+        self.is_incomplete() && is_earlier(|record| &record.incomplete_since)
+            || self.shared.unread.load(Ordering::Relaxed) && is_earlier(|record| &record.unread_since)
     }
 
     /// Records that the resource has reached a version, which clients can read.
@@ -249,6 +254,7 @@ impl SourceHealth {
         let mut record = self.shared.record.lock();
         if record.complete_at.take_if(|complete_at| *version >= *complete_at).is_some() {
             record.problems.clear(ProblemReason::ObjectsUnread, "");
+            record.incomplete_since = None;
             self.shared.incomplete.store(false, Ordering::Relaxed);
         }
     }

@@ -74,10 +74,11 @@ impl Indexer {
     }
 
     /// Sets the number of the upstream history that the store belongs to (the number of histories rewritten before it), and the
-    /// number of changes before it.
+    /// number of changes before it. It replaces the state of the store before, which readers may still hold.
     #[must_use]
-    pub fn begin_history(mut self, history_id: u64, offset: u64) -> Self {
+    pub fn begin_history(mut self, history_id: u64, offset: u64, before: &Snapshot) -> Self {
         (self.state.history_id, self.state.offset) = (history_id, offset);
+        self.state.replaced = before.replaced + before.size();
         self
     }
 
@@ -274,12 +275,13 @@ impl Indexer {
         }
         let none = || self.indexers.iter().map(|_| SmallVec::new()).collect();
         let values = |object: Option<&'a Arc<Object>>| object.map_or_else(none, |object| self.indexers.values(object));
+        // Sorted: an object may have very many values.
         let (old_values, new_values) = (values(old), values(new));
         for ((old_values, new_values), index) in old_values.iter().zip(&new_values).zip(&mut self.state.indexes) {
-            for value in old_values.iter().filter(|value| !new_values.contains(value)) {
+            for value in old_values.iter().filter(|value| new_values.binary_search(value).is_err()) {
                 old.and_then(|old| index.remove(&IndexPosition { value, key: Some(old.key()) }));
             }
-            for value in new_values.iter().filter(|value| !old_values.contains(value)) {
+            for value in new_values.iter().filter(|value| old_values.binary_search(value).is_err()) {
                 new.and_then(|new| index.insert(IndexEntry::new(index, value, new.key())));
             }
         }

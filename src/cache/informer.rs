@@ -315,7 +315,8 @@ impl<F: Frame> Writer<F> {
         live.ahead.record(batch);
         if let Some(key) = live.unrepeated.rewrite_proof(batch.safe()) {
             let proof = format!("upstream did not replay the last known change of {key}");
-            let list = live.unrepeated.without(&live.indexer.snapshot());
+            let mut list = live.unrepeated.without(&live.indexer.snapshot());
+            list.unreadable = self.unread.items();
             self.start_new_history(list, &proof);
         }
     }
@@ -395,6 +396,7 @@ impl<F: Frame> Writer<F> {
 
     /// Begins again with a list that proves, or follows a proof, that the upstream's history was rewritten.
     fn start_new_history(&mut self, list: List, proof: &str) {
+        self.unread.restart(&list, &self.shared.health);
         let Some(live) = &self.live else {
             return self.start(list, SyncState::Synced);
         };
@@ -417,7 +419,8 @@ impl<F: Frame> Writer<F> {
         let history_id = self.shared.history_id.load(Ordering::Acquire);
         // An offset that no parked watch has reached, and no earlier snapshot.
         let offset = self.shared.past.history().lock().current().offset + 1;
-        let indexer = Indexer::new(Arc::clone(&self.config.indexers), list).begin_history(history_id, offset);
+        let before = live.indexer.snapshot();
+        let indexer = Indexer::new(Arc::clone(&self.config.indexers), list).begin_history(history_id, offset, &before);
         let history = History::new(self.config.history, HistoryPosition { version, offset });
         self.begin_history(&indexer, end, history);
         if let Some(live) = &mut self.live {

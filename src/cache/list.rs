@@ -114,4 +114,9 @@ impl UnreadableObjects<'_> {
         let is_of = |uid: &&str| uid.is_empty() || held.uid().is_empty() || *uid == held.uid();
         self.has_unknown || self.uids.contains(held.uid()) || self.by_key.get(held.key()).is_some_and(is_of)
     }
+
+    /// Returns true if one of the items may be the object with this key, of which nothing else is known.
+    pub(super) fn may_have(&self, key: &ObjectKey) -> bool {
+        self.has_unknown || !self.uids.is_empty() || self.by_key.contains_key(key)
+    }
 }

@@ -7,34 +7,36 @@ use std::{collections::BTreeMap, fmt, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-/// Kind of a [`Problem`]; [`ProblemReason::as_str`] is the contract's `Problem.reason`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum ProblemReason {
-    /// Failure of the last list or watch.
-    UpstreamUnreachable,
-    /// Object larger than 3 MiB; it is not served.
-    ObjectTooLarge,
-    /// Object or part of a stream that cannot be read or has no valid key; it is not served.
-    ObjectInvalid,
-    /// File that is not served as it is.
-    FileInvalid,
-    /// Directory without a manifest since the start.
-    DirectoryEmpty,
-    /// Missing reports of file changes by the operating system; only the periodic scan finds changes.
-    NotificationsUnavailable,
-    /// Namespace of the configuration that does not exist upstream.
-    NamespaceNotFound,
-    /// Lists at an interval in place of a watch, which the upstream does not serve.
-    UpstreamPolled,
-    /// Objects of the previous writer of a pipe that the present one has not confirmed.
-    ObjectsUnconfirmed,
-    /// Objects that may exist and that the source has not been able to read since its start.
-    ObjectsUnread,
-    /// Failed write of the state to `state_dir`.
-    SnapshotNotWritten,
-    /// Objects that differ from those in a list of the upstream.
-    VerifyDiffers,
+named! {
+    /// Kind of a [`Problem`]; [`ProblemReason::as_str`] is the contract's `Problem.reason`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+    pub enum ProblemReason {
+        /// Failure of the last list or watch.
+        UpstreamUnreachable = "UPSTREAM_UNREACHABLE",
+        /// Object larger than 3 MiB; it is not served.
+        ObjectTooLarge = "OBJECT_TOO_LARGE",
+        /// Object or part of a stream that cannot be read or has no valid key; it is not served.
+        ObjectInvalid = "OBJECT_INVALID",
+        /// File that is not served as it is.
+        FileInvalid = "FILE_INVALID",
+        /// Directory without a manifest since the start.
+        DirectoryEmpty = "DIRECTORY_EMPTY",
+        /// Missing reports of file changes by the operating system; only the periodic scan finds changes.
+        NotificationsUnavailable = "NOTIFICATIONS_UNAVAILABLE",
+        /// Namespace of the configuration that does not exist upstream.
+        NamespaceNotFound = "NAMESPACE_NOT_FOUND",
+        /// Lists at an interval in place of a watch, which the upstream does not serve.
+        UpstreamPolled = "UPSTREAM_POLLED",
+        /// Objects of the previous writer of a pipe that the present one has not confirmed.
+        ObjectsUnconfirmed = "OBJECTS_UNCONFIRMED",
+        /// Objects that may exist and that the source has not been able to read since its start.
+        ObjectsUnread = "OBJECTS_UNREAD",
+        /// Failed write of the state to `state_dir`.
+        SnapshotNotWritten = "SNAPSHOT_NOT_WRITTEN",
+        /// Objects that differ from those in a list of the upstream.
+        VerifyDiffers = "VERIFY_DIFFERS",
+    }
 }
 
 /// Standing problem.
@@ -94,44 +96,6 @@ pub(super) const MAX_HELD: usize = 1000;
 pub(super) const MAX_SHOWN: usize = 100;
 /// Bound of a subject and of a message, in characters.
 const MAX_CHARS: usize = 1000;
-
-// === impl ProblemReason ===
-
-impl ProblemReason {
-    /// All reasons, in the order of the contract.
-    pub const ALL: [Self; 12] = [
-        Self::UpstreamUnreachable,
-        Self::ObjectTooLarge,
-        Self::ObjectInvalid,
-        Self::FileInvalid,
-        Self::DirectoryEmpty,
-        Self::NotificationsUnavailable,
-        Self::NamespaceNotFound,
-        Self::UpstreamPolled,
-        Self::ObjectsUnconfirmed,
-        Self::ObjectsUnread,
-        Self::SnapshotNotWritten,
-        Self::VerifyDiffers,
-    ];
-
-    /// Returns the name in the contract, such as `OBJECT_TOO_LARGE`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::UpstreamUnreachable => "UPSTREAM_UNREACHABLE",
-            Self::ObjectTooLarge => "OBJECT_TOO_LARGE",
-            Self::ObjectInvalid => "OBJECT_INVALID",
-            Self::FileInvalid => "FILE_INVALID",
-            Self::DirectoryEmpty => "DIRECTORY_EMPTY",
-            Self::NotificationsUnavailable => "NOTIFICATIONS_UNAVAILABLE",
-            Self::NamespaceNotFound => "NAMESPACE_NOT_FOUND",
-            Self::UpstreamPolled => "UPSTREAM_POLLED",
-            Self::ObjectsUnconfirmed => "OBJECTS_UNCONFIRMED",
-            Self::ObjectsUnread => "OBJECTS_UNREAD",
-            Self::SnapshotNotWritten => "SNAPSHOT_NOT_WRITTEN",
-            Self::VerifyDiffers => "VERIFY_DIFFERS",
-        }
-    }
-}
 
 // === impl Problem ===
 

@@ -363,8 +363,8 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
                 },
             };
             if let Some(transformer) = &self.transformer {
-                let Some(transformed) = self.transform(transformer, delta) else { continue };
-                delta = transformed;
+                let unexpected = transformer.delta(&mut delta).await;
+                self.report_unexpected(unexpected);
             }
             let Some(version) = delta.version().cloned() else { continue };
             events += 1;
@@ -403,16 +403,6 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
             return Outcome::WatchTooShort { reached: reached.safe().clone() };
         }
         Outcome::WatchClosed { reached: reached.safe().clone() }
-    }
-
-    /// Converts the objects of a delta, and reports those that are left out for their type.
-    fn transform(&self, transformer: &Transformer, delta: Delta) -> Option<Delta> {
-        let (delta, unexpected) = transformer.delta(delta);
-        if unexpected.is_some() {
-            self.health.record_contact();
-            self.report_unexpected(unexpected);
-        }
-        delta
     }
 }
 

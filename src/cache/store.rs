@@ -40,14 +40,26 @@ pub trait Store: Send + Sync + 'static {
     /// Stores an object, also if there is one with its key.
     fn add(&self, object: Self::Object) -> impl Future<Output = Result<(), KeyError>> + Send;
 
-    /// Stores an object, also if there is none with its key.
-    fn update(&self, object: Self::Object) -> impl Future<Output = Result<(), KeyError>> + Send;
+    /// Stores an object, also if there is none with its key; without a method of its own as [`Store::add`] does.
+    fn update(&self, object: Self::Object) -> impl Future<Output = Result<(), KeyError>> + Send {
+        self.add(object)
+    }
 
     /// Removes the object with the key of this one, if there is one.
     fn delete(&self, object: Self::Object) -> impl Future<Output = Result<(), KeyError>> + Send;
 
     /// Replaces everything by a list; of equal keys the last one counts.
-    fn replace(&self, list: Vec<Self::Object>) -> impl Future<Output = Result<(), KeyError>> + Send;
+    fn replace(&self, list: Vec<Self::Object>) -> impl Future<Output = Result<(), KeyError>> + Send {
+        self.replace_except(list, |_, _| false)
+    }
+
+    /// Replaces by a list everything that `keep` returns false for: an object that the list lacks stays if it may exist. The
+    /// function gets the key, and the object where the store has one.
+    fn replace_except(
+        &self,
+        list: Vec<Self::Object>,
+        keep: impl Fn(&Self::Key, Option<&Self::Object>) -> bool + Send,
+    ) -> impl Future<Output = Result<(), KeyError>> + Send;
 
     /// Queues the known objects again; nothing for a store that is no queue.
     fn resync(&self) -> impl Future<Output = Result<(), KeyError>> + Send {

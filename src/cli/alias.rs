@@ -52,11 +52,25 @@ pub(super) async fn resolved<F: OfResource>(
         Err(failure) if matches!(failure.exit_code, NOT_FOUND | NOT_ALLOWED) => failure,
         ended => return ended,
     };
+    let Some(flags) = renamed(flags).await else { return Err(failure) };
+    command(&flags).await
+}
+
+/// Runs a command that leaves something behind when it fails: the names are found first.
+pub(super) async fn resolved_first<F: OfResource>(
+    flags: &F,
+    command: impl AsyncFn(&F) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    command(renamed(flags).await.as_ref().unwrap_or(flags)).await
+}
+
+/// Returns the flags with the names of resources in place of other names; `None` if there are none, or the server does not answer.
+async fn renamed<F: OfResource>(flags: &F) -> Option<F> {
     let names = async { flags.server().connect().await.ok()?.resources().await.ok() };
-    let resources = timeout(NAMES_TIMEOUT, names).await.ok().flatten().unwrap_or_default();
+    let resources = timeout(NAMES_TIMEOUT, names).await.ok().flatten()?;
     let found = flags.resource().split(',').map(|name| find(&resources, name).unwrap_or(name));
     let found = found.collect::<Vec<_>>().join(",");
-    if found == flags.resource() { Err(failure) } else { command(&flags.with_resource(found)).await }
+    (found != flags.resource()).then(|| flags.with_resource(found))
 }
 
 /// Returns the only resource with this other name, unless one has it as its name.

@@ -13,6 +13,7 @@ use clap::Args;
 use self::plan::Plan;
 use super::{
     failure::{FAILED, Failure},
+    print::{or_unread, write_all},
     serve_flags::ConfigFlags,
 };
 use crate::{
@@ -63,11 +64,13 @@ pub(super) async fn run(flags: &CheckFlags) -> Result<(), Failure> {
     let unreachable =
         if *offline || plan.is_some() { None } else { Some(Box::pin(app::unreachable(&config, *timeout)).await) };
     let unusable = app::check_paths(&config).err().unwrap_or_default();
-    print(&config, unreachable.as_ref(), !unusable.is_empty(), &mut io::stdout().lock())?;
+    let mut out = Vec::new();
+    print(&config, unreachable.as_ref(), !unusable.is_empty(), &mut out)?;
     let unplanned = match plan {
-        Some(plan) => plan.print(&config, &mut io::stdout().lock())?.err(),
+        Some(plan) => plan.print(&config, &mut out)?.err(),
         None => None,
     };
+    or_unread(write_all(&out))?;
     for warning in warnings {
         // A closed stderr has no reader.
         drop(writeln!(io::stderr(), "warning: {warning}"));
@@ -131,7 +134,7 @@ fn print(
     if let Some(state_dir) = &config.general.state_dir {
         writeln!(out, "snapshots of kube, etcd, files and informerd resources in {}", state_dir.display())?;
     }
-    out.flush()
+    Ok(())
 }
 
 fn view_text(view: &pb::View) -> String {

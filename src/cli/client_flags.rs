@@ -21,7 +21,7 @@ use super::{
     print::{self, Color, ColumnOptions, Output, OutputFlag, OutputParser, PrintOptions, jsonpath::JsonPath},
 };
 use crate::{
-    client::{Client, Query, ServerAddress, TlsOptions},
+    client::{Client, ClientError, Query, ServerAddress, TlsOptions},
     config::parse_duration,
     model::Shard,
     proto::pb::{self, SyncState},
@@ -210,12 +210,10 @@ impl ObjectFlags {
 
 impl SelectionFlags {
     /// Returns the query for the selected objects, with their bodies as the source delivers them.
-    pub(super) fn query(&self, resource: &str) -> Query {
-        let Self { selector, field_selector, expression, index, shard, .. } = self.clone();
-        let index_name = index.first().map(|(name, _)| name.clone());
-        let values = index.into_iter().map(|(_, value)| value).collect();
-        Query {
-            index: index_name.map(|name| (name, values)),
+    pub(super) fn query(&self, resource: &str) -> Result<Query, Failure> {
+        let Self { selector, field_selector, expression, shard, .. } = self.clone();
+        Ok(Query {
+            index: self.index()?,
             namespace: self.namespace().map(str::to_owned),
             label_selector: selector.unwrap_or_default(),
             field_selector: field_selector.unwrap_or_default(),
@@ -224,12 +222,12 @@ impl SelectionFlags {
             view: self.view.view(),
             format: pb::PayloadFormat::Raw,
             ..Query::of(resource)
-        }
+        })
     }
 
     /// Returns the same query for the objects of one name, if there is one; NAMESPACE/NAME is one object.
-    pub(super) fn query_of_name(&self, resource: &str, name: Option<&str>) -> Query {
-        let mut query = self.query(resource);
+    pub(super) fn query_of_name(&self, resource: &str, name: Option<&str>) -> Result<Query, Failure> {
+        let mut query = self.query(resource)?;
         match name.map(|name| (name, name.split_once('/'))) {
             Some((_, Some((namespace, name)))) if query.namespace.as_deref().is_none_or(|other| other == namespace) => {
                 query.name = Some(name.to_owned());
@@ -238,20 +236,18 @@ impl SelectionFlags {
             Some((name, _)) => query.name = Some(name.to_owned()),
             None => {}
         }
-        query
+        Ok(query)
     }
 
-    /// Checks that the values of `--index` are those of one index.
-    pub(super) fn check(&self) -> Result<(), Failure> {
-        match &*self.index {
-            [(first, _), others @ ..] => match others.iter().find(|(name, _)| name != first) {
-                Some((other, _)) => Err(Failure::usage(format!(
-                    "--index: {first:?} and {other:?} are two indexes; select by one, and by the other with --expression"
-                ))),
-                None => Ok(()),
-            },
-            [] => Ok(()),
+    /// Returns the one index of `--index`, and its values.
+    fn index(&self) -> Result<Option<(String, Vec<String>)>, Failure> {
+        let Some((first, _)) = self.index.first() else { return Ok(None) };
+        if let Some((other, _)) = self.index.iter().find(|(name, _)| name != first) {
+            return Err(Failure::usage(format!(
+                "--index: {first:?} and {other:?} are two indexes; select by one, and by the other with --expression"
+            )));
         }
+        Ok(Some((first.clone(), self.index.iter().map(|(_, value)| value.clone()).collect())))
     }
 
     pub(super) fn has_index(&self) -> bool {
@@ -321,9 +317,10 @@ impl ServerFlags {
         self.target()?.upstream()
     }
 
-    /// Returns the flags for a context.
+    /// Returns the flags for a context, whose files they override.
     pub(super) fn of_context(&self, name: &str) -> Self {
-        Self { target: Target::default(), context: Some(name.to_owned()), quiet: self.quiet }
+        let target = Target { server: None, ..self.target.clone() };
+        Self { target, context: Some(name.to_owned()), quiet: self.quiet }
     }
 
     /// Returns the address of the server, for a table.
@@ -349,9 +346,20 @@ impl ServerFlags {
 
     /// Prints a note if the data is of some namespaces only, because the caller may read no others.
     pub(super) fn note_limited(&self, resource: &str, namespaces: &[String]) {
-        if !namespaces.is_empty() {
-            self.note(&format_args!("# {resource}: limited to what you may read: namespaces {}", shown(namespaces)));
+        if let Some(note) = limited(resource, namespaces) {
+            self.note(&note);
         }
+    }
+
+    /// Opens a watch of a query, to find a mistake in it that a source would only repeat; prints a note if it is of some namespaces
+    /// only.
+    pub(super) async fn try_watch(&self, client: &Client, query: &Query) -> Result<(), ClientError> {
+        let request = pb::WatchRequest { initial_events: pb::InitialEvents::None.into(), ..query.watch_request() };
+        let mut opened = client.open(request).await?;
+        if let Ok(Some(pb::WatchResponse { bookmark: Some(bookmark), .. })) = opened.message().await {
+            self.note_limited(&query.resource, &bookmark.namespaces);
+        }
+        Ok(())
     }
 
     /// Prints a note if the data is stale.
@@ -362,6 +370,12 @@ impl ServerFlags {
             self.note(&format_args!("# {resource}: upstream unreachable: last known state{age}"));
         }
     }
+}
+
+/// Returns the note about data of some namespaces only; none if there is no limit.
+pub(super) fn limited(resource: &str, namespaces: &[String]) -> Option<String> {
+    let note = || format!("# {resource}: limited to what you may read: namespaces {}", shown(namespaces));
+    (!namespaces.is_empty()).then(note)
 }
 
 /// Describes the objects for which an expression failed: it is not one that is false for them.

@@ -10,7 +10,7 @@ use super::{
     client_flags::{FormatFlags, SelectionFlags, ServerFlags, TimeoutFlags},
     failure::{Failure, NOT_FOUND},
     get::{Finder, LookupError},
-    print::{RED, Record, json::Document, stdout, table::Cell, write_records},
+    print::{RED, Record, json::Document, or_unread, stdout, table::Cell, write_records},
     waiting,
 };
 use crate::{
@@ -58,7 +58,7 @@ pub(super) async fn run(flags: &ExplainFlags) -> Result<(), Failure> {
 
 async fn explain(flags: &ExplainFlags) -> Result<(), Failure> {
     let ExplainFlags { resource, key, watcher, selection, format, server, .. } = flags;
-    selection.check()?;
+    let query = selection.query(resource)?;
     if watcher.is_some() && (selection.has_selectors() || selection.namespace().is_some()) {
         return Err(Failure::usage("--watcher has a selection of its own; leave out the others"));
     }
@@ -66,7 +66,7 @@ async fn explain(flags: &ExplainFlags) -> Result<(), Failure> {
     let request = |namespace: &str, name: &str| pb::ExplainRequest {
         selection: Some(match watcher {
             Some(id) => Selection::WatcherId(*id),
-            None => Selection::Watch(selection.query(resource).watch_request()),
+            None => Selection::Watch(query.watch_request()),
         }),
         key: Some(pb::ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() }),
     };
@@ -87,9 +87,10 @@ async fn explain(flags: &ExplainFlags) -> Result<(), Failure> {
     }
     let options = format.options();
     if options.output.is_document() {
-        write_records(stdout(), &options, ("explanations", HEADER), vec![whole(&explained)])?;
+        or_unread(write_records(stdout(), &options, ("explanations", HEADER), vec![whole(&explained)]))?;
     } else {
-        write_records(stdout(), &options, ("terms", HEADER), explained.terms.iter().map(record).collect())?;
+        let terms = explained.terms.iter().map(record).collect();
+        or_unread(write_records(stdout(), &options, ("terms", HEADER), terms))?;
     }
     if let Some(problem) = &explained.problem {
         server.note(&format_args!("# {resource} {key}: {}: {}", problem.reason, problem.message));

@@ -7,7 +7,7 @@ use super::{
     client_flags::{ObjectFlags, OrderFlags, ServerFlags, TimeoutFlags},
     failure::{FAILED, Failure, NOT_FOUND},
     list,
-    print::{ObjectPrinter, escape, reference, stdout, write_all, write_one},
+    print::{ObjectPrinter, escape, or_unread, reference, stdout, write_all, write_one},
     waiting,
     watch::{self, FollowFlags},
 };
@@ -146,12 +146,12 @@ async fn get(flags: &GetFlags) -> Result<(), Failure> {
     let mut missing = Vec::new();
     for name in names {
         match finder.find(name, selection.namespace()).await {
-            Ok(object) => printer.push(object)?,
+            Ok(object) => or_unread(printer.push(object))?,
             Err(LookupError::Name(failure)) => missing.push(failure),
             Err(LookupError::Call(failure)) => return Err(failure),
         }
     }
-    printer.finish()?;
+    or_unread(printer.finish().map(drop))?;
     let last = missing.pop();
     missing.iter().for_each(Failure::print);
     last.map_or(Ok(()), Err)
@@ -222,6 +222,7 @@ impl Finder<'_> {
     async fn look_up(&self, name: &str) -> Result<pb::Object, LookupError> {
         let query = Query { name: Some(name.to_owned()), ..self.query.clone() };
         let listed = self.client.list(&query).await?;
+        self.server.note_limited(self.resource, &listed.namespaces);
         let found = one_of(self.resource, name, listed.objects).map_err(LookupError::Name)?;
         self.note_stale(listed.source, listed.source_seen_at);
         Ok(found)

@@ -1,6 +1,6 @@
 //! `informerd list` and `informerd by-index`: the objects of one snapshot.
 
-use std::{cmp::Ordering, num::NonZeroUsize};
+use std::num::NonZeroUsize;
 
 use clap::Args;
 use serde_json::Value;
@@ -91,8 +91,7 @@ pub(super) async fn run(flags: &ListFlags) -> Result<(), Failure> {
 
 /// Lists a resource, and prints its objects.
 pub(super) async fn list(resource: &str, order: &OrderFlags, objects: &ObjectFlags) -> Result<(), Failure> {
-    objects.selection.check()?;
-    let query = objects.for_output(objects.selection.query(resource), order.sort_by.is_some());
+    let query = objects.for_output(objects.selection.query(resource)?, order.sort_by.is_some());
     let client = objects.server.connect().await?;
     let listed = client.list(&query).await?;
     print_listed(resource, order, objects, listed)
@@ -109,7 +108,7 @@ async fn list_by_index(flags: &ByIndexFlags) -> Result<(), Failure> {
             "--index: by-index has an index already; use `informerd list` with several --index",
         ));
     }
-    let query = objects.for_output(objects.selection.query(resource), order.sort_by.is_some());
+    let query = objects.for_output(objects.selection.query(resource)?, order.sort_by.is_some());
     let client = objects.server.connect().await?;
     let listed = match like {
         Some(name) => {
@@ -160,10 +159,11 @@ fn sort(objects: &mut [pb::Object], path: &JsonPath) -> Result<(), Failure> {
 }
 
 /// Value to sort by.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum SortKey {
     Missing,
-    Number(f64),
+    /// Number, as an integer in the same order.
+    Number(i64),
     Text(String),
 }
 
@@ -173,35 +173,13 @@ impl SortKey {
     fn of(value: Option<&Value>) -> Self {
         match value {
             None | Some(Value::Null) => Self::Missing,
-            Some(Value::Number(number)) => Self::Number(number.as_f64().unwrap_or_default()),
+            Some(Value::Number(number)) => {
+                // As `f64::total_cmp`: the larger the bits of a negative number, the smaller is it.
+                let bits = number.as_f64().unwrap_or_default().to_bits().cast_signed();
+                Self::Number(bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed())
+            }
             Some(Value::String(text)) => Self::Text(text.clone()),
             Some(other) => Self::Text(other.to_string()),
-        }
-    }
-
-    fn rank(&self) -> u8 {
-        match self {
-            Self::Missing => 0,
-            Self::Number(_) => 1,
-            Self::Text(_) => 2,
-        }
-    }
-}
-
-impl Eq for SortKey {}
-
-impl PartialOrd for SortKey {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for SortKey {
-    fn cmp(&self, other: &Self) -> Ordering {
-        match (self, other) {
-            (Self::Number(one), Self::Number(other)) => one.total_cmp(other),
-            (Self::Text(one), Self::Text(other)) => one.cmp(other),
-            _ => self.rank().cmp(&other.rank()),
         }
     }
 }

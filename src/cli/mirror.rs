@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::{
+    alias::of_resource,
     client_flags::{ChangedFlag, SelectionFlags, ServerFlags},
     failure::{FAILED, Failure},
     signals::Signals,
@@ -16,7 +17,6 @@ use crate::{
     client::Query,
     config::parse_duration,
     mirror::{Layout, Mirror, MirrorConfig, Notes, OpenError},
-    proto::pb::{self, InitialEvents},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -30,7 +30,7 @@ Examples, with a server of examples/shop.yaml:
 DIR has exactly one file per object, NAMESPACE/NAME.json with the bytes of the object, or with --keys one per key of its data, \
 NAMESPACE/NAME/KEY. Its readers see the old or the new bytes of a file, never a part. Characters that do not fit into a file name \
 are `%` and two digits; docs/mirror.md has the rules. After a restart, DIR is made right. Ctrl-C and SIGTERM end it with exit \
-code 0.";
+code 0; with --once before DIR is complete, with 130 or 143.";
 
 /// Flags of `informerd mirror`.
 #[derive(Debug, Clone, Args)]
@@ -47,7 +47,7 @@ pub(super) struct MirrorFlags {
     /// Compare all files with the objects at this interval, and repair those that others have changed; 0: never
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration, help_heading = "Mirror")]
     resync: Duration,
-    /// Remove the files in DIR that are not of this mirror, in place of an error
+    /// Remove the files in DIR that are not of this mirror, in place of an error, once the server has answered
     #[arg(long, help_heading = "Mirror")]
     replace: bool,
     /// One file for each key in `data` and `binaryData` of a `ConfigMap` or Secret, decoded
@@ -67,13 +67,15 @@ pub(super) struct MirrorFlags {
     server: ServerFlags,
 }
 
+of_resource!(MirrorFlags, server);
+
 /// Time for the server to refuse the request at the start.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(flags: &MirrorFlags) -> Result<(), Failure> {
     let MirrorFlags { resource, directory, once, resync, replace, keys, then, health, selection, changed, server } =
         flags;
-    let query = changed.applied_to(selection.query(resource));
+    let query = changed.applied_to(selection.query(resource)?);
     let notes: Notes = {
         let server = server.clone();
         Arc::new(move |note: &dyn Display| server.note(note))
@@ -97,19 +99,22 @@ pub(super) async fn run(flags: &MirrorFlags) -> Result<(), Failure> {
         OpenError::Io { .. } => Failure::new(FAILED, error.to_string()),
         OpenError::InUse { .. } | OpenError::Foreign { .. } => Failure::usage(error.to_string()),
     })?;
+    // What --once is for is lost with this process.
+    let interrupted = |exit_code| if *once { Err(Failure { message: None, exit_code }) } else { Ok(()) };
     tokio::select! {
         checked = check(server, &query) => checked?,
-        _ = signals.next() => return Ok(()),
+        exit_code = signals.next() => return interrupted(exit_code),
     }
     let stop = CancellationToken::new();
     let running = mirror.run(stop.clone());
     tokio::pin!(running);
-    tokio::select! {
+    let exit_code = tokio::select! {
         () = &mut running => return Ok(()),
-        _ = signals.next() => stop.cancel(),
-    }
+        exit_code = signals.next() => exit_code,
+    };
+    stop.cancel();
     tokio::select! {
-        () = running => Ok(()),
+        () = running => interrupted(exit_code),
         // A command may take long.
         exit_code = signals.next() => Err(Failure { message: None, exit_code }),
     }
@@ -127,8 +132,7 @@ async fn listen(address: Option<SocketAddr>, notes: &Notes) -> Result<Option<Tcp
 /// would only be repeated.
 async fn check(server: &ServerFlags, query: &Query) -> Result<(), Failure> {
     let client = server.connect_lazy()?;
-    let request = pb::WatchRequest { initial_events: InitialEvents::None.into(), ..query.watch_request() };
-    match timeout(FIRST_ANSWER, client.open(request)).await {
+    match timeout(FIRST_ANSWER, server.try_watch(&client, query)).await {
         Ok(Err(error)) if is_mistake(error.code()) => Err(error.into()),
         _ => Ok(()),
     }

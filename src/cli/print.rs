@@ -41,6 +41,11 @@ pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
     BufWriter::new(io::stdout().lock())
 }
 
+/// Ignores that nobody reads the output, for a command whose exit code and errors are its result as well.
+pub(super) fn or_unread(written: io::Result<()>) -> io::Result<()> {
+    written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+}
+
 /// Writes a whole output to stdout.
 pub(super) fn write_all(bytes: &[u8]) -> io::Result<()> {
     let mut out = stdout();

@@ -22,7 +22,7 @@ use super::{
     signals::Signals,
     watch::WatchNotes,
 };
-use crate::client::{WatchEventEncoder, WatchOptions};
+use crate::client::{Update, WatchEventEncoder, WatchOptions};
 
 pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml (edit a file in examples/manifests to see a change):
@@ -81,7 +81,7 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
         fail_fast: true,
         ..WatchOptions::default()
     };
-    let query = changed.applied_to(selection.query_of_name(resource, name.as_deref()));
+    let query = changed.applied_to(selection.query_of_name(resource, name.as_deref())?);
     let mut watch = server.connect_lazy()?.watch(&query, &options);
     let (mut signals, reader) = (Signals::of_writer()?, Reader::new());
     let (mut encoder, mut notes) = (WatchEventEncoder::new(), WatchNotes::default());
@@ -106,6 +106,9 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
         match update {
             Some(Ok(update)) => {
                 texts.extend(notes.of(&update));
+                if let Update::Synced(progress) | Update::Bookmark(progress) = &update {
+                    texts.extend(notes.limit(resource, progress));
+                }
                 encoder.update(&update, &mut lines);
             }
             Some(Err(error)) => {

@@ -62,7 +62,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let server = &objects.server;
     let conditions = conditions.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
     let reads_bodies = conditions.iter().any(Condition::reads_body);
-    let query = objects.for_output(objects.selection.query_of_name(resource, name.as_deref()), reads_bodies);
+    let query = objects.for_output(objects.selection.query_of_name(resource, name.as_deref())?, reads_bodies);
     let conditions = conditions.iter().map(|condition| |event: &UntilEvent| is_met(condition, event));
     let options =
         UntilOptions { timeout: Some(*timeout).filter(|timeout| !timeout.is_zero()), ..UntilOptions::default() };

@@ -42,7 +42,9 @@ pub(super) async fn run(flags: &ValuesFlags) -> Result<(), Failure> {
 
 async fn show(flags: &ValuesFlags) -> Result<(), Failure> {
     let ValuesFlags { resource, index, format, server, .. } = flags;
-    let values = server.connect().await?.values(resource, index).await?;
+    let pb::ListIndexValuesResponse { values, namespaces, .. } =
+        server.connect().await?.values(resource, index).await?;
+    server.note_limited(resource, &namespaces);
     let (is_empty, options) = (values.is_empty(), format.options());
     write_records(stdout(), &options, ("values", &["VALUE", "OBJECTS"]), values.into_iter().map(record).collect())?;
     if is_empty && !options.output.is_document() {

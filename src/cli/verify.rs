@@ -9,12 +9,12 @@ use tokio::time::{Instant, sleep};
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::{FAILED, Failure},
-    print::{Record, json::Document, stdout, table::Cell, write_records},
+    print::{Record, json::Document, or_unread, stdout, table::Cell, write_records},
     waiting,
 };
 use crate::{
     app::{Comparison, Difference, State, Upstream},
-    client::{Client, Query},
+    client::{ListResult, Query},
     config::{Config, ServeFlags, parse_duration},
     model::ObjectKey,
     proto::pb::{self, PayloadFormat, object::Body},
@@ -27,7 +27,8 @@ Examples, with a server of examples/shop.yaml:
 
 It lists the upstream with the source of the file, and the server, and compares key by key: uid, body, and the version where the \
 upstream assigns it. An object counts that differs for the time --settle, in which its upstream state has not changed; one that \
-changes is compared again, ten times at most. A stream, which has no list, is refused. Exit code 1: there is a difference.";
+changes is compared again, ten times at most. --timeout is for the two lists of each comparison. A stream, which has no list, is \
+refused. Exit code 1: there is a difference.";
 
 /// Flags of `informerd verify`.
 #[derive(Debug, Clone, Args)]
@@ -56,16 +57,11 @@ const MAX_ROUNDS: u32 = 10;
 const MAX_SETTLE: Duration = Duration::from_secs(3600);
 
 pub(super) async fn run(flags: &VerifyFlags) -> Result<(), Failure> {
-    waiting::limited(&flags.timeout, &flags.server, &flags.resource, Box::pin(verify(flags))).await
-}
-
-async fn verify(flags: &VerifyFlags) -> Result<(), Failure> {
-    let VerifyFlags { resource, settle, format, server, .. } = flags;
+    let VerifyFlags { resource, settle, format, server, timeout, .. } = flags;
     if *settle > MAX_SETTLE {
         return Err(Failure::usage(format!("--settle {settle:?} is longer than {MAX_SETTLE:?}")));
     }
     let upstream = upstream(flags)?;
-    let client = server.connect().await?;
     let mut comparison = Comparison::new(*settle, usize::MAX);
     let (mut count, mut rounds) = (0, 0);
     while rounds == 0 || comparison.open() > 0 && rounds < MAX_ROUNDS {
@@ -73,11 +69,17 @@ async fn verify(flags: &VerifyFlags) -> Result<(), Failure> {
             server.note(&format_args!("# {resource}: {} objects differ now: comparing again", comparison.open()));
             sleep(*settle / 2).await;
         }
-        let listed = upstream.list().await?;
-        let served = served(&client, resource).await?;
+        let lists = async { Ok((upstream.list().await?, served(server, resource).await?)) };
+        let (listed, (served, namespaces)) = waiting::limited(timeout, server, resource, Box::pin(lists)).await?;
+        if rounds == 0 {
+            server.note_limited(resource, &namespaces);
+        }
         let compares_versions = upstream.assigns_versions(&listed);
+        let is_readable =
+            |key: &ObjectKey| namespaces.is_empty() || namespaces.iter().any(|namespace| namespace == key.namespace());
+        let listed = listed.objects.iter().map(|object| (object.key(), object)).filter(|(key, _)| is_readable(key));
         // Of two objects with the same key the last wins.
-        let listed: BTreeMap<_, _> = listed.objects.iter().map(|object| (object.key(), object)).collect();
+        let listed: BTreeMap<_, _> = listed.collect();
         count = listed.len();
         let listed = listed.into_iter().map(|(key, object)| (key, State::of(object)));
         let served = served.iter().map(|(key, state)| (key, state.clone()));
@@ -86,7 +88,7 @@ async fn verify(flags: &VerifyFlags) -> Result<(), Failure> {
     }
     let (differences, open) = (comparison.differences(), comparison.open());
     let records = differences.iter().map(|(key, difference)| record(key, difference)).collect();
-    write_records(stdout(), &format.options(), ("differences", HEADER), records)?;
+    or_unread(write_records(stdout(), &format.options(), ("differences", HEADER), records))?;
     if open > 0 {
         server.note(&format_args!("# {resource}: {open} objects change all the time, and were not compared"));
     }
@@ -110,10 +112,11 @@ fn upstream(flags: &VerifyFlags) -> Result<Upstream, Failure> {
     Ok(Upstream::new(found))
 }
 
-/// Returns the objects that the server has.
-async fn served(client: &Client, resource: &str) -> Result<BTreeMap<ObjectKey, State>, Failure> {
+/// Returns the objects that the server has, and the namespaces that they are limited to, because the caller may read no others.
+async fn served(server: &ServerFlags, resource: &str) -> Result<(BTreeMap<ObjectKey, State>, Vec<String>), Failure> {
     let query = Query { format: PayloadFormat::Raw, ..Query::of(resource) };
-    client.list(&query).await?.objects.into_iter().map(of_server).collect()
+    let ListResult { objects, namespaces, .. } = server.connect().await?.list(&query).await?;
+    Ok((objects.into_iter().map(of_server).collect::<Result<_, _>>()?, namespaces))
 }
 
 fn of_server(object: pb::Object) -> Result<(ObjectKey, State), Failure> {

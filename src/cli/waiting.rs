@@ -23,12 +23,12 @@ const NOTE_AFTER: Duration = Duration::from_secs(1);
 const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Waits for a call and the processing of its response, up to the timeout. After a second, a note on a terminal has the reason.
-pub(super) async fn limited(
+pub(super) async fn limited<T>(
     flags: &TimeoutFlags,
     server: &ServerFlags,
     resource: &str,
-    call: impl Future<Output = Result<(), Failure>> + Unpin,
-) -> Result<(), Failure> {
+    call: impl Future<Output = Result<T, Failure>> + Unpin,
+) -> Result<T, Failure> {
     let limit = flags.timeout.unwrap_or(DEFAULT_TIMEOUT);
     if let Ok(ended) = timeout(limit, noted(server, resource, call)).await {
         return ended;

@@ -7,6 +7,10 @@ mod notes;
 mod printer;
 mod state;
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 use self::printer::WatchPrinter;
 pub(super) use self::{
     diff::{DiffFlags, EXAMPLES as DIFF_EXAMPLES, diff},
@@ -42,7 +46,6 @@ and on its standard input what -o jsonl prints for the event. A note reports a c
 
 pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
     let WatchFlags { resource, name, objects, events, .. } = flags;
-    objects.selection.check()?;
     let options = objects.options();
     if events.diff && !options.output.is_table() {
         return Err(Failure::usage("--diff is for tables: leave out -o; -o jsonl prints whole objects to compare"));
@@ -50,20 +53,19 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
     let resources: Vec<&str> = resource.split(',').collect();
     check_several(flags, &resources)?;
     let query = |resource: &str| {
-        let query = flags.changed.applied_to(objects.selection.query_of_name(resource, name.as_deref()));
-        objects.for_output(query, events.exec.is_some())
+        let query = objects.selection.query_of_name(resource, name.as_deref())?;
+        Ok::<_, Failure>(flags.changed.applied_to(query))
     };
-    let following = async {
-        if flags.state {
-            return state::run(resource, query(resource), objects).await;
-        }
-        let mut printer = WatchPrinter::new(flags, EventPrinter::new(stdout(), &options))?;
-        printer.run(resources.iter().map(|resource| query(resource)).collect()).await
-    };
-    match events.timeout {
-        None => following.await,
-        // What was received is printed: the printer flushes when it waits.
-        Some(timeout) => tokio::time::timeout(timeout, following).await.unwrap_or(Ok(())),
+    let limit = events.timeout.unwrap_or(Duration::MAX);
+    if flags.state {
+        return timeout(limit, state::run(resource, query(resource)?, objects)).await.unwrap_or(Ok(()));
+    }
+    let queries = resources.iter().map(|resource| Ok(objects.for_output(query(resource)?, events.exec.is_some())));
+    let queries = queries.collect::<Result<_, Failure>>()?;
+    let mut printer = WatchPrinter::new(flags, EventPrinter::new(stdout(), &options))?;
+    match timeout(limit, printer.run(queries)).await {
+        Ok(ended) => ended,
+        Err(_) => printer.end(),
     }
 }
 
@@ -101,7 +103,7 @@ mod tests {
     fn a_name_may_contain_its_namespace() {
         let chosen = |arguments: &[&str]| {
             let WatchFlags { resource, name, objects, .. } = parse(arguments);
-            let query = objects.selection.query_of_name(&resource, name.as_deref());
+            let query = objects.selection.query_of_name(&resource, name.as_deref()).unwrap();
             (query.namespace.unwrap_or_default(), query.name.unwrap_or_default())
         };
         let pair = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());

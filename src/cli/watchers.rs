@@ -9,6 +9,7 @@ use clap::Args;
 
 pub(super) use self::disconnect::{DisconnectFlags, EXAMPLES as DISCONNECT_EXAMPLES, disconnect};
 use super::{
+    alias::of_resource,
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
     print::{
@@ -52,6 +53,8 @@ pub(super) struct WatchersFlags {
     #[command(flatten)]
     timeout: TimeoutFlags,
 }
+
+of_resource!(WatchersFlags, server);
 
 const HEADER: &[&str] = &["ID", "RESOURCE", "PEER", "SELECTION", "STATE", "QUEUED", "LAG", "DROPPED"];
 const WIDE_HEADER: &[&str] = &[

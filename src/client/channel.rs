@@ -14,7 +14,6 @@ use std::{
 use futures_util::FutureExt;
 use http::{HeaderMap, Request, Response};
 use tonic::{
-    Status,
     body::Body,
     codec::CompressionEncoding,
     codegen::Service,
@@ -134,7 +133,7 @@ impl Service<Request<Body>> for Connection {
                     *request.headers_mut() = metadata.into_headers();
                     note(channel.call(request).await)
                 }
-                Err(problem) => Ok(Status::unauthenticated(problem).into_http()),
+                Err(problem) => Ok(ClientError::token_file(problem).into_http()),
             }
         })
     }
@@ -150,6 +149,8 @@ pub(super) fn service(connection: Connection) -> InformerServiceClient<Connectio
 
 #[cfg(all(test, feature = "server"))]
 mod tests {
+    use tonic::Status;
+
     use super::*;
     use crate::client::Client;
 

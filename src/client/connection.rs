@@ -1,5 +1,7 @@
 //! Connection to one server, and the calls with one response.
 
+mod opening;
+
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{Stream, TryStreamExt};
@@ -10,7 +12,7 @@ use tonic::{
 };
 
 use super::{
-    ClientError, Query, WatchMessages,
+    ClientError, Query,
     channel::{CONNECT_TIMEOUT, Connection, MAX_MESSAGE_BYTES, endpoint, service},
     subscription::Subscriptions,
 };
@@ -361,8 +363,8 @@ impl Client {
         Ok(self.within(service.explain(request)).await?.into_inner())
     }
 
-    /// Returns every value of an index with its number of objects, sorted, from one snapshot.
-    pub async fn values(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
+    /// Returns every value of an index with its number of objects, sorted, from one snapshot, as one message.
+    pub async fn values(&self, resource: &str, index: &str) -> Result<pb::ListIndexValuesResponse, ClientError> {
         for _ in 1..MAX_STARTS {
             match self.all_pages(resource, index).await {
                 Err(error) if error.reason() == Some("PAGE_TOKEN_EXPIRED") => {}
@@ -372,17 +374,17 @@ impl Client {
         self.all_pages(resource, index).await
     }
 
-    async fn all_pages(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
+    async fn all_pages(&self, resource: &str, index: &str) -> Result<pb::ListIndexValuesResponse, ClientError> {
         let mut request =
             pb::ListIndexValuesRequest { resource: resource.to_owned(), index: index.to_owned(), ..Default::default() };
         let (mut values, mut version) = (Vec::new(), None);
         loop {
             let mut service = self.service.clone();
-            let page = self.within(service.list_index_values(request.clone())).await?.into_inner();
-            check_version(&mut version, page.resource_version)?;
-            values.extend(page.values);
+            let mut page = self.within(service.list_index_values(request.clone())).await?.into_inner();
+            check_version(&mut version, page.resource_version.clone())?;
+            values.append(&mut page.values);
             if page.next_page_token.is_empty() {
-                return Ok(values);
+                return Ok(pb::ListIndexValuesResponse { values, ..page });
             }
             if page.next_page_token == request.page_token {
                 return Err(ClientError::contract("next_page_token repeats the page_token of the request"));
@@ -419,25 +421,6 @@ impl Client {
         let silent = |_| ClientError::Silent { address: self.address.clone(), after: REQUEST_TIMEOUT };
         let answer = tokio::time::timeout(REQUEST_TIMEOUT, message).await.map_err(silent)?;
         answer.map_err(|status| self.error(&status))
-    }
-
-    /// Opens one stream of a watch without resuming it, for callers that need every message, and waits for the first.
-    /// [`Self::watch`] resumes.
-    ///
-    /// # Errors
-    ///
-    /// The status with which the watch is refused.
-    pub async fn open(&self, request: pb::WatchRequest) -> Result<WatchMessages, ClientError> {
-        self.require(request.shard.is_some(), request.view.is_some()).await?;
-        // A server that has no batches ignores this.
-        let request = pb::WatchRequest { batch_initial_events: true, ..request };
-        if let Some(subscriptions) = &self.subscriptions
-            && let Some(watch) = subscriptions.open(&request).await?
-        {
-            return WatchMessages::subscribed(watch).opened(&self.address).await;
-        }
-        let answer = self.service.clone().watch(request).await;
-        WatchMessages::own(answer.map_err(|status| self.error(&status))?.into_inner()).opened(&self.address).await
     }
 
     /// Checks that the server has the capabilities that a request needs: one without them would ignore that part of the request.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, error::Error, fmt, time::Duration};
 
 use prost::Message;
-use tonic::{Code, ConnectError, Status};
+use tonic::{Code, ConnectError, Status, metadata::AsciiMetadataValue};
 use tonic_types::{RetryInfo, StatusExt};
 
 use crate::{net::ServerAddress, proto};
@@ -39,6 +39,12 @@ pub enum ClientError {
     /// Server responded with an error.
     #[error("{0}")]
     Refused(Box<ServerStatus>),
+    /// Token file of the address has no token now, so that nothing was sent. It is read again for each call.
+    #[error("{problem} (UNAUTHENTICATED)")]
+    TokenFile {
+        /// Reason why it has none.
+        problem: String,
+    },
     /// Conditions of [`Client::until`](super::Client::until) were not met in time.
     #[error("timed out after {after:?} waiting for the conditions{}", .last.as_ref().map(|last| format!(" (last error: {last})")).unwrap_or_default())]
     NotMet {
@@ -90,12 +96,17 @@ pub(super) enum Recovery {
 /// Domain of informerd's reasons.
 const DOMAIN: &str = "informerd";
 const DRAINING: &str = "DRAINING";
+/// Metadata of a status that is none of a server.
+const TOKEN_FILE: &str = "informerd-token-file";
 
 // === impl ClientError ===
 
 impl ClientError {
     /// Translates the status of a call.
     pub fn from_status(address: &ServerAddress, status: &Status) -> Self {
+        if status.metadata().contains_key(TOKEN_FILE) {
+            return Self::TokenFile { problem: one_line(status.message()) };
+        }
         // Only a status that was created on this side has a source.
         let Some(source) = status.source() else { return Self::Refused(Box::new(ServerStatus::from_status(status))) };
         let (address, problem) = (address.clone(), with_hint(&TLS_HINTS, address, root_cause(source)));
@@ -104,6 +115,13 @@ impl ClientError {
         } else {
             Self::Broken { address, problem }
         }
+    }
+
+    /// Returns the status of a call that was not sent, because the token file has no token.
+    pub(super) fn token_file(problem: String) -> Status {
+        let mut status = Status::unauthenticated(problem);
+        status.metadata_mut().insert(TOKEN_FILE, AsciiMetadataValue::from_static("unread"));
+        status
     }
 
     /// Translates the failure of the first connection.
@@ -162,6 +180,7 @@ impl ClientError {
             Self::Unreachable { .. } | Self::Broken { .. } => Code::Unavailable,
             Self::Silent { .. } | Self::NotMet { .. } => Code::DeadlineExceeded,
             Self::Refused(status) => status.code,
+            Self::TokenFile { .. } => Code::Unauthenticated,
             Self::Contract { .. } => Code::Internal,
             Self::Request { .. } => Code::InvalidArgument,
         }
@@ -196,7 +215,7 @@ impl ClientError {
         use Code::{Aborted, Cancelled, DeadlineExceeded, Internal, ResourceExhausted, Unavailable, Unknown};
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent { .. } | Self::NotMet { .. } => true,
-            Self::Contract { .. } | Self::Request { .. } => false,
+            Self::TokenFile { .. } | Self::Contract { .. } | Self::Request { .. } => false,
             Self::Refused(status) => matches!(
                 status.code,
                 Unavailable | ResourceExhausted | Internal | Unknown | Cancelled | Aborted | DeadlineExceeded

@@ -28,6 +28,23 @@ pub struct Query {
     pub view: Option<pb::View>,
 }
 
+/// Makes a request with the parts of a query that every request has by the same names, and these others.
+macro_rules! request {
+    ($query:ident, $message:ident { $($field:ident: $value:expr),* $(,)? }) => {
+        pb::$message {
+            resource: $query.resource.clone(),
+            namespace: $query.namespace.clone().unwrap_or_default(),
+            label_selector: $query.label_selector.clone(),
+            expression: $query.expression.clone(),
+            shard: $query.shard.as_ref().map(pb::Shard::from),
+            format: $query.format.into(),
+            view: $query.view.clone(),
+            $($field: $value,)*
+            ..Default::default()
+        }
+    };
+}
+
 // === impl Query ===
 
 impl Query {
@@ -37,67 +54,27 @@ impl Query {
     }
 
     pub(crate) fn watch_request(&self) -> pb::WatchRequest {
-        pb::WatchRequest {
-            resource: self.resource.clone(),
-            namespace: self.namespace.clone().unwrap_or_default(),
+        request! { self, WatchRequest {
             name: self.name.clone().unwrap_or_default(),
-            label_selector: self.label_selector.clone(),
             field_selector: self.field_selector.clone(),
-            expression: self.expression.clone(),
             index: self.index_match(),
-            shard: self.shard.as_ref().map(pb::Shard::from),
-            format: self.format.into(),
-            view: self.view.clone(),
-            ..Default::default()
-        }
+        } }
     }
 
     pub(super) fn list_request(&self) -> pb::ListRequest {
-        pb::ListRequest {
-            resource: self.resource.clone(),
-            namespace: self.namespace.clone().unwrap_or_default(),
-            label_selector: self.label_selector.clone(),
-            field_selector: self.field_selector_with_name(),
-            expression: self.expression.clone(),
-            index: self.index_match(),
-            shard: self.shard.as_ref().map(pb::Shard::from),
-            format: self.format.into(),
-            view: self.view.clone(),
-            ..Default::default()
-        }
+        request! { self, ListRequest { field_selector: self.field_selector_with_name(), index: self.index_match() } }
     }
 
     pub(super) fn by_index_request(&self, index: &str) -> pb::ByIndexRequest {
-        pb::ByIndexRequest {
-            resource: self.resource.clone(),
-            index: index.to_owned(),
-            namespace: self.namespace.clone().unwrap_or_default(),
-            label_selector: self.label_selector.clone(),
-            field_selector: self.field_selector_with_name(),
-            expression: self.expression.clone(),
-            shard: self.shard.as_ref().map(pb::Shard::from),
-            format: self.format.into(),
-            view: self.view.clone(),
-            ..Default::default()
-        }
+        request! { self, ByIndexRequest { index: index.to_owned(), field_selector: self.field_selector_with_name() } }
     }
 
     pub(super) fn changes_request(&self) -> pb::ChangesRequest {
-        let pb::WatchRequest { resource, namespace, name, label_selector, field_selector, expression, .. } =
-            self.watch_request();
-        pb::ChangesRequest {
-            resource,
-            namespace,
-            name,
-            label_selector,
-            field_selector,
-            expression,
+        request! { self, ChangesRequest {
+            name: self.name.clone().unwrap_or_default(),
+            field_selector: self.field_selector.clone(),
             index: self.index_match(),
-            shard: self.shard.as_ref().map(pb::Shard::from),
-            format: self.format.into(),
-            view: self.view.clone(),
-            ..Default::default()
-        }
+        } }
     }
 
     fn index_match(&self) -> Option<pb::IndexMatch> {

@@ -30,7 +30,7 @@ use super::{
     follower::{Followed, Follower, News},
 };
 use crate::{
-    cache::Backoff,
+    cache::{Backoff, BackoffConfig},
     proto::{self, pb},
 };
 
@@ -107,7 +107,8 @@ enum Phase {
 }
 
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
-const MAX_BOOKMARK_INTERVAL: Duration = Duration::from_secs(86_400);
+/// Longest interval of bookmarks, timeout and delay.
+const MAX_DURATION: Duration = Duration::from_secs(86_400);
 /// Bookmarks that a server does not miss in a row only because it is busy.
 const SILENT_INTERVALS: u32 = 3;
 /// Longest delay that a server may request.
@@ -118,20 +119,21 @@ pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 impl Streams {
     /// Returns the streams of a watch. With a version they begin after it, for a user who does not hold the state at it.
     pub(super) fn new(client: Client, request: pb::WatchRequest, options: &WatchOptions, since: Option<&str>) -> Self {
-        let interval = options.bookmark_interval.clamp(MIN_BOOKMARK_INTERVAL, MAX_BOOKMARK_INTERVAL);
+        let interval = options.bookmark_interval.clamp(MIN_BOOKMARK_INTERVAL, MAX_DURATION);
         let bookmark_interval = proto::duration_message(interval);
+        let [initial, max] = [options.backoff.initial, options.backoff.max].map(|delay| delay.min(MAX_DURATION));
         Self {
             client,
             request: pb::WatchRequest { queue: options.queue, bookmark_interval, ..request },
             follower: Follower::new(options.heal_drops, since),
             idle_timeout: interval * SILENT_INTERVALS,
-            list_timeout: options.list_timeout,
-            resume_timeout: options.resume_timeout,
+            list_timeout: options.list_timeout.min(MAX_DURATION),
+            resume_timeout: options.resume_timeout.min(MAX_DURATION),
             fail_fast: options.fail_fast,
             has_opened: false,
             delays: Delays {
-                backoff: Backoff::new(options.backoff),
-                jitter: options.drain_jitter,
+                backoff: Backoff::new(BackoffConfig { initial, max, ..options.backoff }),
+                jitter: options.drain_jitter.min(MAX_DURATION),
                 was_answered: false,
                 lists_again: false,
             },
@@ -209,10 +211,7 @@ impl Streams {
         let is_resume = self.follower.position.is_some();
         let after = if is_resume { self.resume_timeout } else { self.list_timeout };
         let (client, until) = (self.client.clone(), Instant::now() + after);
-        let opening = Box::pin(async move {
-            let silent = || ClientError::Silent { address: client.address().clone(), after };
-            tokio::time::timeout_at(until, client.open(request)).await.unwrap_or_else(|_| Err(silent()))
-        });
+        let opening = Box::pin(async move { client.open_within(request, after).await });
         self.phase = Phase::Opening { opening, until, is_resume };
     }
 
@@ -341,6 +340,8 @@ impl Refusals {
                 self.was_too_large = !self.was_too_large;
                 if self.was_too_large { Recovery::Resume } else { Recovery::Relist }
             }
+            // No server has refused anything: the file is being renewed.
+            _ if matches!(error, ClientError::TokenFile { .. }) && self.was_served => Recovery::Resume,
             // The token is read again for each call.
             Code::Unauthenticated if !std::mem::replace(&mut self.was_unauthenticated, true) => Recovery::Resume,
             // In a rollout some servers do not have it yet, or any more.
@@ -378,6 +379,47 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(refusals.recovery(&too_large), Recovery::Resume, "a stream was served in between");
             refusals.message(&event);
+        }
+    }
+
+    /// A program that renews it may empty it first; a watch that was never served ends, as the name may be wrong.
+    #[tokio::test]
+    async fn a_token_file_without_a_token_ends_no_watch_that_was_served() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let address: crate::net::ServerAddress = "127.0.0.1:1".parse().unwrap();
+        let client = Client::connect_lazy(&address.with_token_file(file.path()).unwrap()).unwrap();
+        let empty = client.resources().await.unwrap_err();
+        let shown = format!("token file {}: it is empty (UNAUTHENTICATED)", file.path().display());
+        assert_eq!((empty.code(), empty.to_string()), (Code::Unauthenticated, shown));
+        let mut refusals = Refusals::default();
+        let [first, second] = [(); 2].map(|()| refusals.recovery(&empty));
+        assert_eq!((first, second), (Recovery::Resume, Recovery::GiveUp));
+        let bookmark = pb::WatchResponse { r#type: pb::EventType::Bookmark.into(), ..pb::WatchResponse::default() };
+        refusals.message(&bookmark);
+        for _ in 0..3 {
+            assert_eq!(refusals.recovery(&empty), Recovery::Resume);
+        }
+        let refused = ClientError::from_status(&address, &Status::unauthenticated("expired"));
+        let [first, second] = [(); 2].map(|()| refusals.recovery(&refused));
+        assert_eq!((first, second), (Recovery::Resume, Recovery::GiveUp), "of the server");
+    }
+
+    #[tokio::test]
+    async fn no_timeout_and_no_delay_is_too_long() {
+        let client = Client::connect_lazy(&"127.0.0.1:1".parse().unwrap()).unwrap();
+        let longest = Duration::MAX;
+        let backoff = BackoffConfig { initial: longest, max: longest, ..WatchOptions::default().backoff };
+        let options = WatchOptions {
+            list_timeout: longest,
+            resume_timeout: longest,
+            drain_jitter: longest,
+            backoff,
+            ..WatchOptions::default()
+        };
+        for since in [None, Some("5")] {
+            let mut streams = Streams::new(client.clone(), pb::WatchRequest::default(), &options, since);
+            let step = std::future::poll_fn(|cx| streams.poll_next(cx)).await;
+            assert!(matches!(step, Some(Step::Interrupted { .. })), "{step:?}");
         }
     }
 }

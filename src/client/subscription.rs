@@ -57,16 +57,18 @@ pub(super) struct Subscriptions {
 
 struct Current {
     service: InformerServiceClient<Connection>,
-    /// True once a watch has left this connection.
-    is_left: Arc<AtomicBool>,
+    connection: SharedConnection,
     subscription: Weak<Subscription>,
 }
+
+/// Connection of the stream: true once a watch has left it to those that are open.
+#[derive(Clone, Default)]
+pub(super) struct SharedConnection(Arc<AtomicBool>);
 
 /// One stream, and the task that reads it.
 struct Subscription {
     inboxes: Arc<Mutex<Inboxes>>,
-    /// That of its connection.
-    is_left: Arc<AtomicBool>,
+    connection: SharedConnection,
     _reading: AbortOnDropHandle<()>,
 }
 
@@ -85,30 +87,41 @@ impl Subscriptions {
     ///
     /// Outside a tokio runtime.
     pub(super) fn new(address: ServerAddress, endpoint: Endpoint, service: InformerServiceClient<Connection>) -> Self {
-        let current = Mutex::new(Current { service, is_left: Arc::default(), subscription: Weak::new() });
+        let current =
+            Mutex::new(Current { service, connection: SharedConnection::default(), subscription: Weak::new() });
         Self { address, endpoint, runtime: Handle::current(), turn: Semaphore::new(1), current }
     }
 
-    /// Opens a watch on the stream. None if it has to be opened by Watch.
-    pub(super) async fn open(&self, request: &WatchRequest) -> Result<Option<SubscribedWatch>, ClientError> {
+    /// Opens a watch on the stream, and returns the connection of that as soon as it is chosen. None if the watch has to be opened by
+    /// Watch.
+    pub(super) async fn open(
+        &self,
+        request: &WatchRequest,
+        chosen: &mut Option<SharedConnection>,
+    ) -> Result<Option<SubscribedWatch>, ClientError> {
         if request.encoded_len() > MAX_REQUEST_BYTES {
             return Ok(None);
         }
-        let Some(subscription) = self.subscription().await? else { return Ok(None) };
+        let Some(subscription) = self.subscription(chosen).await? else { return Ok(None) };
         let id = subscription.inboxes.lock().open(request.clone());
         Ok(Some(SubscribedWatch { subscription, id }))
     }
 
     /// Returns the stream; none if the server has no Subscribe.
-    async fn subscription(&self) -> Result<Option<Arc<Subscription>>, ClientError> {
+    async fn subscription(
+        &self,
+        chosen: &mut Option<SharedConnection>,
+    ) -> Result<Option<Arc<Subscription>>, ClientError> {
         let _turn = self.turn.acquire().await;
-        if let Some(subscription) = self.usable() {
-            return Ok(Some(subscription));
-        }
-        let (mut service, is_left) = {
+        let usable = self.usable();
+        let (mut service, connection) = {
             let current = self.current.lock();
-            (current.service.clone(), Arc::clone(&current.is_left))
+            (current.service.clone(), current.connection.clone())
         };
+        *chosen = Some(connection.clone());
+        if usable.is_some() {
+            return Ok(usable);
+        }
         let inboxes = Arc::<Mutex<Inboxes>>::default();
         let requested = Arc::clone(&inboxes);
         let requests = stream::poll_fn(move |cx| requested.lock().poll_request(cx));
@@ -121,7 +134,7 @@ impl Subscriptions {
             Err(status) => return Err(self.error(&status)),
         };
         let reading = AbortOnDropHandle::new(self.runtime.spawn(read(Arc::clone(&inboxes), responses)));
-        let subscription = Arc::new(Subscription { inboxes, is_left, _reading: reading });
+        let subscription = Arc::new(Subscription { inboxes, connection, _reading: reading });
         self.current.lock().subscription = Arc::downgrade(&subscription);
         Ok(Some(subscription))
     }
@@ -129,10 +142,10 @@ impl Subscriptions {
     /// Returns the present stream, unless it has ended. If a watch has left its connection, the next stream has another one.
     fn usable(&self) -> Option<Arc<Subscription>> {
         let mut current = self.current.lock();
-        if current.is_left.load(Ordering::Relaxed) {
+        if current.connection.is_left() {
             let _entered = self.runtime.enter();
-            let connection = Connection::new(self.endpoint.connect_lazy(), &self.address);
-            *current = Current { service: service(connection), is_left: Arc::default(), subscription: Weak::new() };
+            let service = service(Connection::new(self.endpoint.connect_lazy(), &self.address));
+            *current = Current { service, connection: SharedConnection::default(), subscription: Weak::new() };
             return None;
         }
         current.subscription.upgrade().filter(|subscription| !subscription.inboxes.lock().has_ended())
@@ -140,6 +153,19 @@ impl Subscriptions {
 
     fn error(&self, status: &Status) -> ClientError {
         ClientError::from_status(&self.address, status)
+    }
+}
+
+// === impl SharedConnection ===
+
+impl SharedConnection {
+    /// Leaves the connection: the next watch takes another one.
+    pub(super) fn leave(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_left(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -171,7 +197,7 @@ impl SubscribedWatch {
 
     /// Leaves the stream and its connection to the watches that are open.
     pub(super) fn leave_connection(&self) {
-        self.subscription.is_left.store(true, Ordering::Relaxed);
+        self.subscription.connection.leave();
     }
 }
 

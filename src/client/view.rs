@@ -12,7 +12,8 @@
 //! - Objects are compared by uid and by a hash of their content. The version counts only within one lineage, as another one
 //!   renumbers everything, and for objects without a body to compare (METADATA).
 //! - While a version has not advanced, a batch is open, and a resume repeats it. Its events are kept as hashes, and are filtered
-//!   out when they are repeated in the same order. Events in another order (of another replica) are folded against `known`.
+//!   out when they are repeated in the same order. Events in another order (of another replica) are folded against `known`. What
+//!   leaves or enters with the caller's namespaces is no part of the batch: a resume does not repeat it.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -45,6 +46,8 @@ pub(super) struct View {
     open: Vec<u64>,
     /// Number of hashes in `open` that this stream has repeated; all of them in a stream that repeats nothing.
     repeated: usize,
+    /// Namespaces of the last bookmark; none before the first.
+    namespaces: Option<Vec<String>>,
     /// Number of the current list: an object with another number has not been in it.
     pass: u64,
     /// Number of updates from listing since the last complete list.
@@ -103,10 +106,14 @@ impl View {
         match news {
             News::Event(event) => self.event(event, before, updates),
             News::Synced(progress) => {
+                self.note_namespaces(&progress.namespaces);
                 self.end_list(&progress.resource_version, updates);
                 updates.extend((!is_last).then_some(Update::Synced(progress)));
             }
-            News::Bookmark(progress) => updates.extend((!is_last).then_some(Update::Bookmark(progress))),
+            News::Bookmark(progress) => {
+                self.note_namespaces(&progress.namespaces);
+                updates.extend((!is_last).then_some(Update::Bookmark(progress)));
+            }
             News::Listing(_) => {}
             News::Dropped { count, after, healing: Some(delay) } => {
                 updates.push_back(Update::Note(Note::Healing { count, after, delay }));
@@ -115,6 +122,15 @@ impl View {
                 self.has_hole = true;
                 updates.push_back(Update::Dropped { count, after });
             }
+        }
+    }
+
+    /// Records the namespaces of a bookmark. Other ones than before end the events of their change.
+    fn note_namespaces(&mut self, namespaces: &[String]) {
+        let before = self.namespaces.replace(namespaces.to_vec());
+        if before.is_some_and(|before| before != namespaces) {
+            self.open.clear();
+            self.repeated = 0;
         }
     }
 

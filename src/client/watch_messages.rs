@@ -57,20 +57,22 @@ impl WatchMessages {
     ///
     /// The status with which the watch is refused: that message, or that of a server that sends none.
     pub(super) async fn opened(mut self, address: &ServerAddress) -> Result<Self, ClientError> {
-        let first = self.message().await.map_err(|status| ClientError::from_status(address, &status))?;
-        if let Some(WatchResponse { r#type, error: Some(refusal), .. }) = &first
-            && *r#type == i32::from(EventType::Error)
-        {
-            let error = ClientError::from_proto(refusal);
-            if error.invalidates_connection() {
-                self.leave_connection();
+        let error = match self.message().await {
+            Err(status) => ClientError::from_status(address, &status),
+            Ok(Some(WatchResponse { r#type, error: Some(refusal), .. })) if r#type == i32::from(EventType::Error) => {
+                ClientError::from_proto(&refusal)
             }
-            return Err(error);
+            Ok(first) => {
+                if let Some(first) = first {
+                    self.waiting.push_front(first);
+                }
+                return Ok(self);
+            }
+        };
+        if error.invalidates_connection() {
+            self.leave_connection();
         }
-        if let Some(first) = first {
-            self.waiting.push_front(first);
-        }
-        Ok(self)
+        Err(error)
     }
 
     /// Returns the next message; none after the end.

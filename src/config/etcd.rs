@@ -1,7 +1,10 @@
 //! Keys and flags of the `etcd` source.
 
+use std::path::PathBuf;
+
 use super::{
     ServeFlags, SourceConfig,
+    flags::Flagged,
     section::{Input, Section},
     table::{EtcdKeys, EtcdTlsKeys},
     upstream::{self, ETCD},
@@ -11,14 +14,6 @@ use crate::{net::ServerAddress, source::etcd::EtcdConfig};
 
 const USERNAME_FLAG: &str = "--etcd-username (or INFORMERD_ETCD_USERNAME)";
 const PASSWORD_FLAG: &str = "--etcd-password-file (or INFORMERD_ETCD_PASSWORD_FILE)";
-
-/// Parsed `--etcd NAME=URL/PREFIX`.
-#[derive(Debug, PartialEq, Eq)]
-struct EtcdFlag<'a> {
-    name: &'a str,
-    endpoint: ServerAddress,
-    prefix: &'a str,
-}
 
 /// Reads the section of one resource.
 pub(super) fn resolve(section: &Section<'_>) -> SourceConfig {
@@ -40,26 +35,18 @@ pub(super) fn resolve(section: &Section<'_>) -> SourceConfig {
     SourceConfig::Etcd(EtcdConfig { credentials, tls, ..EtcdConfig::new("", endpoints, &prefix) })
 }
 
-/// Returns the resources that flags define.
-pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
+/// Returns the user and the file of the password for every flag.
+pub(super) fn flagged_credentials(flags: &ServeFlags, input: &Input<'_>) -> Option<(String, PathBuf)> {
     match (&flags.etcd_username, &flags.etcd_password_file) {
         (Some(_), None) => input.add(USERNAME_FLAG, "needs a password: --etcd-password-file FILE"),
         (None, Some(_)) => input.add(PASSWORD_FLAG, "needs a user: --etcd-username NAME"),
         _ => {}
     }
-    let credentials = flags.etcd_username.clone().zip(flags.etcd_password_file.clone());
-    let mut sources = Vec::new();
-    for text in &flags.etcd {
-        if let Some(EtcdFlag { name, endpoint, prefix }) = input.check("--etcd", parse_flag(text)) {
-            let etcd = EtcdConfig { credentials: credentials.clone(), ..EtcdConfig::new("", vec![endpoint], prefix) };
-            sources.push(("--etcd", name.to_owned(), SourceConfig::Etcd(etcd)));
-        }
-    }
-    sources
+    flags.etcd_username.clone().zip(flags.etcd_password_file.clone())
 }
 
 /// Reads `NAME=http://HOST:PORT/PREFIX`: the prefix is everything from the slash after the port on, as it is.
-fn parse_flag(text: &str) -> Result<EtcdFlag<'_>, ValueError> {
+pub(super) fn parse_flag(text: &str, credentials: Option<(String, PathBuf)>) -> Flagged<'_> {
     let expected = || {
         let what = "NAME=http://HOST:PORT/PREFIX such as settings=http://127.0.0.1:2379/settings/";
         ValueError::new(format!("expected {what}, found {}", quote(text)))
@@ -68,7 +55,8 @@ fn parse_flag(text: &str) -> Result<EtcdFlag<'_>, ValueError> {
     value::check_resource_name(name)?;
     let authority = url.find("://").map(|at| at + 3).ok_or_else(expected)?;
     let at = url[authority..].find('/').map(|at| authority + at).ok_or_else(expected)?;
-    Ok(EtcdFlag { name, endpoint: upstream::endpoint(&url[..at], ETCD)?, prefix: &url[at..] })
+    let endpoints = vec![upstream::endpoint(&url[..at], ETCD)?];
+    Ok((name, SourceConfig::Etcd(EtcdConfig { credentials, ..EtcdConfig::new("", endpoints, &url[at..]) })))
 }
 
 #[cfg(test)]
@@ -82,13 +70,14 @@ mod tests {
             ("a=https://etcd.example:2379/", "a", "https://etcd.example:2379", "/"),
             ("a=http://[::1]:2379/a=b?c//", "a", "http://[::1]:2379", "/a=b?c//"),
         ] {
-            assert_eq!(parse_flag(text), Ok(EtcdFlag { name, endpoint: expected.parse().unwrap(), prefix }));
+            let etcd = EtcdConfig::new("", vec![expected.parse().unwrap()], prefix);
+            assert_eq!(parse_flag(text, None), Ok((name, SourceConfig::Etcd(etcd))));
         }
         for text in
             ["a", "a=127.0.0.1:2379/a/", "a=http://127.0.0.1:2379", "a=http:///a/", "a=ftp://h:1/", "a=http://h/a"]
         {
-            assert!(parse_flag(text).unwrap_err().to_string().contains("http://127.0.0.1:2379"), "{text}");
+            assert!(parse_flag(text, None).unwrap_err().to_string().contains("http://127.0.0.1:2379"), "{text}");
         }
-        assert!(parse_flag("A=http://h:1/").unwrap_err().to_string().contains("resource name has"));
+        assert!(parse_flag("A=http://h:1/", None).unwrap_err().to_string().contains("resource name has"));
     }
 }

@@ -8,9 +8,11 @@ use clap::{
 use serde_json::Value;
 
 use super::{
+    SourceConfig,
     keys::reference,
     rows::{Key, KeyFlag},
     section::KeyFlags,
+    value::ValueError,
 };
 
 /// Flags of `informerd serve`; each overrides the environment, which overrides the file and the default.
@@ -80,6 +82,9 @@ pub struct ServeFlags {
     #[arg(long, value_name = "FILTER", env = "INFORMERD_LOG", hide_env_values = true, default_value = DEFAULT_LOG)]
     pub log: String,
 }
+
+/// Name and source of the resource that a flag defines, or its problem.
+pub(super) type Flagged<'f> = Result<(&'f str, SourceConfig), ValueError>;
 
 /// Format of the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum)]

@@ -2,7 +2,8 @@
 
 use super::{
     ServeFlags, SourceConfig,
-    section::{Input, Section},
+    flags::Flagged,
+    section::Section,
     value::{
         self, ValueError,
         kube::{check_group, check_namespace, check_plural, check_version},
@@ -13,16 +14,6 @@ use crate::{
     model::{IndexFunc, Indexers},
     source::kube::{KubeCluster, KubeConfig},
 };
-
-/// Parsed `--kube NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]`.
-#[derive(Debug, PartialEq, Eq)]
-struct KubeFlag<'a> {
-    name: &'a str,
-    group: &'a str,
-    version: &'a str,
-    plural: &'a str,
-    namespace: &'a str,
-}
 
 /// Keys of `PartialObjectMetadata`.
 const PARTIAL_KEYS: [&str; 3] = ["apiVersion", "kind", "metadata"];
@@ -65,25 +56,11 @@ fn check_indexes(section: &Section<'_>, indexers: &Indexers) {
     }
 }
 
-/// Returns the resources that flags define.
-pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
-    let mut sources = Vec::new();
-    for text in &flags.kube {
-        if !cfg!(feature = "kube") {
-            input.add("--kube", WITHOUT);
-        } else if let Some(flag) = input.check("--kube", parse_flag(text)) {
-            let kube = KubeConfig {
-                namespace: flag.namespace.to_owned(),
-                cluster: KubeCluster { kubeconfig: flags.kubeconfig.clone(), context: flags.kube_context.clone() },
-                ..KubeConfig::new("", flag.group, flag.version, flag.plural)
-            };
-            sources.push(("--kube", flag.name.to_owned(), SourceConfig::Kube(kube)));
-        }
+/// Reads `NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]`.
+pub(super) fn parse_flag<'t>(text: &'t str, flags: &ServeFlags) -> Flagged<'t> {
+    if !cfg!(feature = "kube") {
+        return Err(ValueError::new(WITHOUT));
     }
-    sources
-}
-
-fn parse_flag(text: &str) -> Result<KubeFlag<'_>, ValueError> {
     let expected = || {
         let what = "NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE] such as web=apps/v1/deployments@shop";
         ValueError::new(format!("expected {what}, found {}", quote(text)))
@@ -97,7 +74,12 @@ fn parse_flag(text: &str) -> Result<KubeFlag<'_>, ValueError> {
     check_version(version)?;
     check_plural(plural)?;
     check_namespace(namespace)?;
-    Ok(KubeFlag { name, group, version, plural, namespace })
+    let kube = KubeConfig {
+        namespace: namespace.to_owned(),
+        cluster: KubeCluster { kubeconfig: flags.kubeconfig.clone(), context: flags.kube_context.clone() },
+        ..KubeConfig::new("", group, version, plural)
+    };
+    Ok((name, SourceConfig::Kube(kube)))
 }
 
 #[cfg(test)]
@@ -112,7 +94,8 @@ mod tests {
             ("a=apps/v1/deployments", "apps", "v1", "deployments", ""),
             ("a=example.com/v1beta1/widgets@x", "example.com", "v1beta1", "widgets", "x"),
         ] {
-            assert_eq!(parse_flag(text), Ok(KubeFlag { name: "a", group, version, plural, namespace }), "{text}");
+            let kube = KubeConfig { namespace: namespace.to_owned(), ..KubeConfig::new("", group, version, plural) };
+            assert_eq!(parse_flag(text, &ServeFlags::default()), Ok(("a", SourceConfig::Kube(kube))), "{text}");
         }
         for (text, problem) in [
             ("a", "expected NAME="),
@@ -123,19 +106,19 @@ mod tests {
             ("a=v1/pods@a,b", "one namespace"),
             ("A=v1/pods", "resource name has"),
         ] {
-            assert!(parse_flag(text).unwrap_err().to_string().contains(problem), "{text}");
+            assert!(parse_flag(text, &ServeFlags::default()).unwrap_err().to_string().contains(problem), "{text}");
         }
     }
 
     #[test]
     #[cfg(not(feature = "kube"))]
     fn a_build_without_the_kube_feature_rejects_kube_sources() {
-        let flags = ServeFlags { kube: vec!["pods=v1/pods".to_owned()], ..ServeFlags::default() };
+        let flagged = parse_flag("pods=v1/pods", &ServeFlags::default());
+        assert!(flagged.unwrap_err().to_string().contains("built without the Kubernetes API"));
         let errors = Input::none(|section| {
-            assert!(flagged(&flags, section.input()).is_empty());
             assert!(resolve(section, section, &Indexers::default()).is_none());
             section.input().errors.take()
         });
-        assert_eq!(errors.to_string().matches("built without the Kubernetes API").count(), 2);
+        assert!(errors.to_string().contains("built without the Kubernetes API"));
     }
 }

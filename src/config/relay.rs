@@ -1,21 +1,14 @@
 //! Keys and the flag of the `informerd` source.
 
 use super::{
-    ServeFlags, SourceConfig,
-    section::{Input, Section},
+    SourceConfig,
+    flags::Flagged,
+    section::Section,
     table::{RelayIndexKeys, RelayKeys, RelayTlsKeys, RelayViewKeys},
     upstream::{self, parse_endpoint},
     value::{self, ValueError, quote},
 };
-use crate::{client::Query, model::View, net::ServerAddress, proto::pb, source::relay::RelayConfig};
-
-/// Parsed `--relay NAME=URL[/RESOURCE]`.
-#[derive(Debug, PartialEq, Eq)]
-struct RelayFlag<'a> {
-    name: &'a str,
-    endpoint: ServerAddress,
-    resource: &'a str,
-}
+use crate::{client::Query, model::View, proto::pb, source::relay::RelayConfig};
 
 /// Reads the section of one resource. The upstream's resource has the same name unless the section sets it.
 pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig> {
@@ -85,20 +78,8 @@ fn view(section: &Section<'_>) -> Option<pb::View> {
     Some(pb::View { fields, drop, name: name.unwrap_or_default(), only_if_changed: false })
 }
 
-/// Returns the resources that flags define.
-pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
-    let mut sources = Vec::new();
-    for text in &flags.relay {
-        if let Some(RelayFlag { name, endpoint, resource }) = input.check("--relay", parse_flag(text)) {
-            let resource = RelayConfig::new(endpoint, resource);
-            sources.push(("--relay", name.to_owned(), SourceConfig::Informerd(resource)));
-        }
-    }
-    sources
-}
-
 /// Reads `NAME=http://HOST:PORT[/RESOURCE]`: without a resource, the one of this name.
-fn parse_flag(text: &str) -> Result<RelayFlag<'_>, ValueError> {
+pub(super) fn parse_flag(text: &str) -> Flagged<'_> {
     let expected = || {
         let what = "NAME=http://HOST:PORT[/RESOURCE] such as pods=http://127.0.0.1:50051";
         ValueError::new(format!("expected {what}, found {}", quote(text)))
@@ -112,7 +93,8 @@ fn parse_flag(text: &str) -> Result<RelayFlag<'_>, ValueError> {
         resource => resource,
     };
     value::check_resource_name(resource)?;
-    Ok(RelayFlag { name, endpoint: parse_endpoint(&url[..at]).map_err(|_| expected())?, resource })
+    let endpoint = parse_endpoint(&url[..at]).map_err(|_| expected())?;
+    Ok((name, SourceConfig::Informerd(RelayConfig::new(endpoint, resource))))
 }
 
 #[cfg(test)]
@@ -127,8 +109,8 @@ mod tests {
             ("pods=https://informerd.example:50051/all-pods", "https://informerd.example:50051", "all-pods"),
             ("pods=http://[::1]:50051/a.b", "http://[::1]:50051", "a.b"),
         ] {
-            let endpoint = endpoint.parse().unwrap();
-            assert_eq!(parse_flag(text), Ok(RelayFlag { name: "pods", endpoint, resource }));
+            let relay = RelayConfig::new(endpoint.parse().unwrap(), resource);
+            assert_eq!(parse_flag(text), Ok(("pods", SourceConfig::Informerd(relay))));
         }
         for text in ["pods", "pods=127.0.0.1:50051", "pods=http://h", "pods=ftp://h:1", "pods=http://:1"] {
             assert!(parse_flag(text).unwrap_err().to_string().contains("pods=http://127.0.0.1:50051"), "{text}");

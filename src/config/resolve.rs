@@ -11,7 +11,7 @@ use std::{
 use super::{
     Config, LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig, WatchConfig, authentication,
     authorization, etcd,
-    flags::ServeFlags,
+    flags::{Flagged, ServeFlags},
     kube, kubernetes, relay,
     section::{Input, Section},
     table::{
@@ -122,11 +122,11 @@ fn resolve_resources(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags)
     for (flag, name, source) in flagged_sources(flags, input) {
         let options = ResourceOptions::default();
         let (indexers, views) = Default::default();
-        let resource = ResourceConfig { name: name.clone(), source, indexers, views, options };
+        let resource = ResourceConfig { name: name.to_owned(), source, indexers, views, options };
         input.check(flag, resource.check_secrets());
-        if in_file.contains(name.as_str()) {
+        if in_file.contains(name) {
             input.add(flag, format!("resource {name:?} is also defined in the file, as resources.{name}; keep one"));
-        } else if resources.insert(name.clone(), resource).is_some() {
+        } else if resources.insert(name.to_owned(), resource).is_some() {
             input.add(flag, format!("resource {name:?} is defined twice; keep one"));
         }
     }
@@ -136,22 +136,25 @@ fn resolve_resources(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags)
 }
 
 /// Returns the resources that flags define: the flag, the name of the resource, and its source.
-fn flagged_sources(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
+fn flagged_sources<'f>(flags: &'f ServeFlags, input: &Input<'_>) -> Vec<(&'static str, &'f str, SourceConfig)> {
     let mut sources = Vec::new();
-    for text in &flags.files {
-        if let Some(flag) = input.check("--files", value::parse_files_flag(text)) {
-            let source = SourceConfig::Files(FilesConfig { kind: flag.kind, ..FilesConfig::new(flag.path, "") });
-            sources.push(("--files", flag.name.to_owned(), source));
+    let mut read = |flag, texts: &'f [String], parse: &dyn Fn(&'f str) -> Flagged<'f>| {
+        for text in texts {
+            sources.extend(input.check(flag, parse(text)).map(|(name, source)| (flag, name, source)));
         }
-    }
-    for text in &flags.stream {
-        if let Some(flag) = input.check("--stream", value::parse_stream_flag(text)) {
-            sources.push(("--stream", flag.name.to_owned(), SourceConfig::Stream(StreamConfig::new(flag.path, ""))));
-        }
-    }
-    sources.extend(etcd::flagged(flags, input));
-    sources.extend(kube::flagged(flags, input));
-    sources.extend(relay::flagged(flags, input));
+    };
+    read("--files", &flags.files, &|text| {
+        let (name, path, kind) = value::parse_files_flag(text)?;
+        Ok((name, SourceConfig::Files(FilesConfig { kind, ..FilesConfig::new(path, "") })))
+    });
+    read("--stream", &flags.stream, &|text| {
+        let (name, path) = value::parse_stream_flag(text)?;
+        Ok((name, SourceConfig::Stream(StreamConfig::new(path, ""))))
+    });
+    let credentials = etcd::flagged_credentials(flags, input);
+    read("--etcd", &flags.etcd, &|text| etcd::parse_flag(text, credentials.clone()));
+    read("--kube", &flags.kube, &|text| kube::parse_flag(text, flags));
+    read("--relay", &flags.relay, &relay::parse_flag);
     sources
 }
 

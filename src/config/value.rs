@@ -21,21 +21,6 @@ use crate::{
 #[error("{0}")]
 pub struct ValueError(String);
 
-/// Parsed `--files NAME=DIR[@KIND]`.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct FilesFlag<'a> {
-    pub(super) name: &'a str,
-    pub(super) path: PathBuf,
-    pub(super) kind: Option<String>,
-}
-
-/// Parsed `--stream NAME=FILE|-`.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct StreamFlag<'a> {
-    pub(super) name: &'a str,
-    pub(super) path: StreamPath,
-}
-
 /// Longest duration that can be configured: one year. Adding it to any instant does not overflow.
 pub const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -52,6 +37,9 @@ const BYTES: [(&str, u64); 9] = [
     ("Ti", 1 << 40),
     ("TiB", 1 << 40),
 ];
+
+/// Expected form of the path of a directory.
+const DIRECTORY: &str = "the path of a directory such as ./manifests";
 
 /// Longest DNS subdomain, which names of resources and groups in Kubernetes are.
 const MAX_NAME_BYTES: usize = 253;
@@ -295,24 +283,14 @@ pub(super) fn rules(value: &Value) -> Result<Rules, ValueError> {
     Rules::from_value(value).map_err(|error| ValueError(error.to_string()))
 }
 
+/// Reads the path of a directory.
 pub(super) fn path(value: &Value) -> Result<PathBuf, ValueError> {
-    parse_path(text(value)?)
-}
-
-fn parse_path(text: &str) -> Result<PathBuf, ValueError> {
-    if text.is_empty() || text.contains('\0') {
-        return Err(ValueError::expected("the path of a directory such as ./manifests", quote(text)));
-    }
-    Ok(text.into())
+    parse_path(text(value)?, DIRECTORY)
 }
 
 /// Reads the path of a file with any content.
 pub(super) fn file(value: &Value) -> Result<PathBuf, ValueError> {
-    let text = text(value)?;
-    if text.is_empty() || text.contains('\0') {
-        return Err(ValueError::expected("the path of a file", quote(text)));
-    }
-    Ok(text.into())
+    parse_path(text(value)?, "the path of a file")
 }
 
 /// Reads the path of a file; `None` for standard input.
@@ -320,12 +298,13 @@ pub(super) fn stream_path(value: &Value) -> Result<StreamPath, ValueError> {
     parse_stream_path(text(value)?)
 }
 
+fn parse_path(text: &str, what: &str) -> Result<PathBuf, ValueError> {
+    if text.is_empty() || text.contains('\0') { Err(ValueError::expected(what, quote(text))) } else { Ok(text.into()) }
+}
+
 fn parse_stream_path(text: &str) -> Result<StreamPath, ValueError> {
-    if text.is_empty() || text.contains('\0') {
-        let what = "the path of a file such as ./events.jsonl, or - for standard input";
-        return Err(ValueError::expected(what, quote(text)));
-    }
-    Ok(if text == "-" { StreamPath::Stdin } else { StreamPath::Path(text.into()) })
+    let path = parse_path(text, "the path of a file such as ./events.jsonl, or - for standard input")?;
+    Ok(if text == "-" { StreamPath::Stdin } else { StreamPath::Path(path) })
 }
 
 pub(super) fn kind(value: &Value) -> Result<String, ValueError> {
@@ -406,7 +385,7 @@ pub(super) fn check_resource_name(name: &str) -> Result<(), ValueError> {
 }
 
 /// Parses `NAME=DIR[@KIND]`. For an `@` in the path itself, a `/` has to follow it: `pods=./a@b/`.
-pub(super) fn parse_files_flag(text: &str) -> Result<FilesFlag<'_>, ValueError> {
+pub(super) fn parse_files_flag(text: &str) -> Result<(&str, PathBuf, Option<String>), ValueError> {
     let Some((name, rest)) = text.split_once('=') else {
         return Err(ValueError::expected("NAME=DIR[@KIND] such as pods=./manifests@Pod", quote(text)));
     };
@@ -415,16 +394,16 @@ pub(super) fn parse_files_flag(text: &str) -> Result<FilesFlag<'_>, ValueError> 
         Some((path, kind)) if !kind.contains('/') => (path, Some(parse_kind(kind)?)),
         _ => (rest, None),
     };
-    Ok(FilesFlag { name, path: parse_path(path)?, kind })
+    Ok((name, parse_path(path, DIRECTORY)?, kind))
 }
 
 /// Parses `NAME=FILE|-`. A file with the name `-` is `./-`.
-pub(super) fn parse_stream_flag(text: &str) -> Result<StreamFlag<'_>, ValueError> {
+pub(super) fn parse_stream_flag(text: &str) -> Result<(&str, StreamPath), ValueError> {
     let Some((name, path)) = text.split_once('=') else {
         return Err(ValueError::expected("NAME=FILE or NAME=- such as pods=./events.jsonl", quote(text)));
     };
     check_resource_name(name)?;
-    Ok(StreamFlag { name, path: parse_stream_path(path)? })
+    Ok((name, parse_stream_path(path)?))
 }
 
 /// Describes the value found, for an error.

@@ -4,6 +4,7 @@
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use http::HeaderMap;
+use tokio::sync::watch;
 use tonic::Status;
 
 use super::{
@@ -33,6 +34,8 @@ pub(super) struct Access<'a> {
     pub(super) service: &'a Service,
     /// Rights that were checked; none where nobody is authorized.
     grant: Option<Grant>,
+    /// Changes of rights since they were checked.
+    changes: Option<watch::Receiver<()>>,
 }
 
 /// Request of a call, as far as rights depend on it.
@@ -99,6 +102,24 @@ impl Access<'_> {
         self.grant.take().map(Arc::new)
     }
 
+    /// Returns true if rights may have changed since they were checked.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.changes.as_ref().is_some_and(|changes| changes.has_changed().unwrap_or(true))
+    }
+
+    /// Checks that the call is not limited to some namespaces: a part of what it requests would be taken for the whole.
+    ///
+    /// # Errors
+    ///
+    /// If it is.
+    pub(super) fn check_whole(&self) -> Result<(), ApiError> {
+        if self.namespaces.is_none() {
+            return Ok(());
+        }
+        let message = "you may read some namespaces only: name one of them".to_owned();
+        Err(ApiError::AccessDenied { message })
+    }
+
     /// Checks that the caller may read another object of the resource, in the same form.
     ///
     /// # Errors
@@ -144,8 +165,9 @@ impl Service {
             }
             let format = resource.views.format(&resource.name, format, wanted.view)?;
             let format = ObjectFormat { compression: call.compression, ..format };
-            return Ok(Access { resource, format, namespaces: None, service: self, grant: None });
+            return Ok(Access { resource, format, namespaces: None, service: self, grant: None, changes: None });
         }
+        let changes = self.config().access.authorizer.as_ref().map(Authorizer::changes);
         let found = self.find(wanted.resource);
         let is_secret = found.as_ref().is_some_and(|resource| resource.is_secret);
         let mut attributes = wanted.attributes(parsed.unwrap_or(PayloadFormat::Metadata), is_secret);
@@ -171,7 +193,7 @@ impl Service {
         let format = resource.views.format(&resource.name, format, wanted.view)?;
         let format = ObjectFormat { compression: call.compression, ..format };
         let grant = call.authenticated().map(|caller| Grant { caller, attributes });
-        Ok(Access { resource, format, namespaces, service: self, grant })
+        Ok(Access { resource, format, namespaces, service: self, grant, changes })
     }
 
     /// Returns the namespaces to which a call is limited, or none if it is not.
@@ -184,7 +206,7 @@ impl Service {
     }
 
     /// Returns the same for an open watch. One that is limited to some namespaces keeps those of them that the caller may read, also
-    /// one whose last object has been deleted.
+    /// one whose last object has been deleted, and all of them when there are too many to find others.
     pub(super) async fn authorize_again(
         &self,
         identity: &Identity,
@@ -205,7 +227,7 @@ impl Service {
         let present = || self.namespaces_of(&attributes.resource);
         let mut scope = authorizer.decide(identity, attributes, &present, is_stream).await;
         if let Some(current) = current
-            && matches!(scope, Ok(Scope::Only(_)) | Err(AccessError::Denied))
+            && matches!(scope, Ok(Scope::Only(_)) | Err(AccessError::Denied | AccessError::TooManyNamespaces { .. }))
         {
             let found = match scope {
                 Ok(Scope::Only(found)) => found,
@@ -288,12 +310,15 @@ impl Service {
         Ok(inspected)
     }
 
-    /// Checks that a caller may inspect every resource.
+    /// Checks that a caller may inspect every resource; without any, that it may inspect whichever there are.
     pub(super) async fn inspect_all(&self, identity: Option<&Identity>) -> Result<(), ApiError> {
-        for resource in self.resources() {
+        let mut checked = BTreeSet::new();
+        // A reload may add one while others are reviewed.
+        while let Some(resource) = self.resources().find(|resource| !checked.contains(&resource.calls.id())) {
             self.inspect(identity, Operation::Inspect, &resource.name).await?;
+            checked.insert(resource.calls.id());
         }
-        Ok(())
+        if checked.is_empty() { self.inspect(identity, Operation::Inspect, "*").await } else { Ok(()) }
     }
 
     /// Checks that the sender of these headers, at this address, may see what operators see of all resources: their metrics.

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     auth::Identity,
-    model::{ObjectKey, Selection, excerpt},
+    model::{ObjectKey, Selection, excerpt, excerpt_of},
     proto::{ObjectFormat, PayloadFormat, pb},
     transport::Peer,
 };
@@ -46,22 +46,34 @@ struct Entry {
 }
 
 /// Properties of a call, as far as they are known.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 struct Requested {
+    #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     impersonator: Option<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
     resource: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     selection: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     namespaces: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     view: Option<String>,
     /// Point at which a watch begins: a version, or a name in upper case.
+    #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<String>,
     /// Event of the line at the end of the call, if it has one.
+    #[serde(skip)]
     last: Option<&'static str>,
     /// Code with which the call has ended; a stream that is dropped without one was cancelled.
+    #[serde(skip)]
     code: Option<Code>,
 }
 
@@ -73,28 +85,10 @@ struct Line<'a> {
     /// Number of the call in this run of the server: the same at the beginning and at the end.
     call: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    user: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    impersonator: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     peer: Option<String>,
     method: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    resource: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    namespace: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    selection: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    namespaces: Option<&'a [String]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    format: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    view: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<&'a str>,
+    #[serde(flatten)]
+    requested: &'a Requested,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -107,6 +101,8 @@ struct Line<'a> {
     events: Option<u64>,
 }
 
+/// Size limit of the selection in a line, in bytes.
+const MAX_SELECTION_BYTES: usize = 4 << 10;
 /// Reasons of denials with codes that have other reasons, too.
 const DENIALS: [&str; 2] = ["QUOTA_EXCEEDED", "AUTHORIZER_UNAVAILABLE"];
 
@@ -160,7 +156,7 @@ impl AuditedCall {
     /// Records that the stream begins.
     pub(super) fn begins(&self, selection: &Selection, format: &ObjectFormat, is_secret: bool) {
         let mut requested = self.0.requested.lock();
-        requested.selection = Some(selection.described(is_secret));
+        requested.selection = Some(shown(&selection.described(is_secret)));
         let namespaces = selection.namespaces.as_ref();
         requested.namespaces = namespaces.map(|namespaces| namespaces.iter().map(str::to_owned).collect());
         // An Until reads other bodies than it sends.
@@ -173,11 +169,11 @@ impl AuditedCall {
     }
 
     /// Records that the call, which has the rights, reads an object or values of an index: it has one line, at its end.
-    pub(super) fn reads(&self, key: Option<&ObjectKey>, selection: Option<String>, format: &ObjectFormat) {
+    pub(super) fn reads(&self, key: Option<&ObjectKey>, selection: Option<&str>, format: &ObjectFormat) {
         let mut requested = self.0.requested.lock();
         requested.namespace = key.map(|key| key.namespace().to_owned());
         requested.name = key.map(|key| key.name().to_owned());
-        requested.selection = selection;
+        requested.selection = selection.map(shown);
         requested.format = Some(name_of(format.payload));
         requested.view = format.view.as_ref().map(ToString::to_string);
         requested.last = Some("read");
@@ -237,6 +233,11 @@ impl AuditedCall {
 
 debug_fields!(AuditedCall, this => { id: this.0.id });
 
+/// Returns a selection as a line has it: a caller may send values up to the size of a request.
+fn shown(selection: &str) -> String {
+    excerpt_of(selection, MAX_SELECTION_BYTES).into_owned()
+}
+
 fn name_of(format: PayloadFormat) -> &'static str {
     match format {
         PayloadFormat::Struct => "STRUCT",
@@ -275,25 +276,13 @@ impl Entry {
         event: &'static str,
         with: impl FnOnce(Line<'a>) -> Line<'a>,
     ) -> Option<String> {
-        let Requested {
-            user, impersonator, resource, namespace, name, selection, namespaces, format, view, from, ..
-        } = requested;
         let line = with(Line {
             time: prost_types::Timestamp::from(SystemTime::now()).to_string(),
             event,
             call: self.id,
-            user: user.as_deref(),
-            impersonator: impersonator.as_deref(),
             peer: self.peer.map(|peer| peer.to_string()),
             method: &self.method,
-            resource,
-            namespace: namespace.as_deref(),
-            name: name.as_deref(),
-            selection: selection.as_deref(),
-            namespaces: namespaces.as_deref(),
-            format: *format,
-            view: view.as_deref(),
-            from: from.as_deref(),
+            requested,
             reason: None,
             status: None,
             duration_ms: None,

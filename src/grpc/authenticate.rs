@@ -16,6 +16,7 @@ use super::{
 use crate::{
     auth::{AccessError, Authentication, Credentials, Identity, IdentityDetails, Sender, Token, impersonated},
     model::excerpt,
+    transport::CertificateExpiry,
 };
 
 // === impl Service ===
@@ -86,7 +87,10 @@ impl Service {
 
     /// Returns a call that begins on an open stream, after its caller was authenticated again.
     pub(super) async fn begun_on_stream(&self, mut call: Call) -> Result<Call, ApiError> {
-        let Some(caller) = call.authenticated() else { return Ok(call) };
+        let Some(caller) = call.authenticated() else {
+            let has_expired = call.expiry.is_some_and(|expiry| expiry.has_passed(SystemTime::now()));
+            return if has_expired { Err(ApiError::CredentialsExpired) } else { Ok(call) };
+        };
         let identity = self.authenticate_again(&caller).await?;
         if let Some(audited) = &call.audited {
             audited.is_of(&identity, call.impersonator.as_ref());
@@ -147,7 +151,9 @@ impl Service {
 /// Returns true if the certificate of a connection has expired since the handshake. A watch that begins on an open stream is refused
 /// then, too ([`Service::authenticate_again`]).
 pub(super) fn has_expired(extensions: &Extensions) -> bool {
-    extensions.get::<Identity>().is_some_and(|identity| identity.has_expired(SystemTime::now()))
+    let now = SystemTime::now();
+    extensions.get::<CertificateExpiry>().is_some_and(|expiry| expiry.has_passed(now))
+        || extensions.get::<Identity>().is_some_and(|identity| identity.has_expired(now))
 }
 
 /// Returns the credentials of a request: its bearer token, otherwise the certificate that TLS has verified.

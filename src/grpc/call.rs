@@ -22,7 +22,7 @@ use crate::{
     auth::{Credentials, Identity},
     model::excerpt,
     proto::Compression,
-    transport::{Origin, Peer, StreamHandle},
+    transport::{CertificateExpiry, Origin, Peer, StreamHandle},
     turns::Party,
     watch::Client,
 };
@@ -38,6 +38,8 @@ pub(super) struct Call {
     pub(super) impersonator: Option<Identity>,
     /// Credentials of the client, if it was authenticated with them.
     pub(super) credentials: Option<Credentials>,
+    /// Time at which the certificate of its connection expires, if it has one.
+    pub(super) expiry: Option<CertificateExpiry>,
     /// Handle by which the transport resets the stream, if its connection polls it.
     pub(super) stream: Option<StreamHandle>,
     /// Client program, as it describes itself.
@@ -90,6 +92,7 @@ impl Call {
             identity: extensions.get().cloned(),
             impersonator: extensions.get::<Impersonator>().map(|Impersonator(identity)| identity.clone()),
             credentials: extensions.get().cloned(),
+            expiry: extensions.get().copied(),
             stream: extensions.get().cloned(),
             user_agent: user_agent(headers),
             audited: extensions.get().cloned(),

@@ -155,7 +155,7 @@ pub(super) async fn index_values(
     if let Some(audited) = &call.audited {
         // The values of the index are of bodies.
         let format = if reads_body { PayloadFormat::Raw } else { PayloadFormat::Metadata };
-        audited.reads(None, Some(format!("index={}", excerpt(index))), &format.into());
+        audited.reads(None, Some(&format!("index={}", excerpt(index))), &format.into());
     }
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
     let namespaces = access.namespaces.as_ref();

@@ -6,7 +6,7 @@ use super::{
     access::Wanted,
     call::Call,
     discovery,
-    query::{self, Parts},
+    query::{self, Parts, parts},
     resource::ServedResource,
     service::Service,
     status::ApiError,
@@ -64,7 +64,7 @@ pub(super) async fn explain(
         // The values of the terms are of the body.
         let has_bodies = readable == Readable::Whole && selection.reads_body();
         let format = if has_bodies { PayloadFormat::Raw } else { PayloadFormat::Metadata };
-        audited.reads(Some(&key), Some(selection.described(resource.is_secret)), &format.into());
+        audited.reads(Some(&key), Some(&selection.described(resource.is_secret)), &format.into());
     }
     let snapshot = service.snapshot(&resource, None, call.wait).await?;
     let object = snapshot.get(&key).filter(|_| readable != Readable::Nothing);
@@ -92,16 +92,7 @@ async fn of_request(
     call: &Call,
 ) -> Result<Explained, ApiError> {
     let mut access = service.access(call, metadata_of(&request.resource, key)).await?;
-    let parts = Parts {
-        namespace: &request.namespace,
-        name: &request.name,
-        label_selector: &request.label_selector,
-        field_selector: &request.field_selector,
-        expression: &request.expression,
-        index: request.index.as_ref(),
-        shard: request.shard.as_ref(),
-        caller: call.caller(),
-    };
+    let parts = Parts { name: &request.name, ..parts!(request, call.caller()) };
     let selection = query::selection(&mut access, parts).await?;
     let namespaces = match watched(service, request, selection.reads_body(), call).await {
         Ok(namespaces) => namespaces,

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     auth::{Attributes, Operation, is_impersonating},
-    model::{FieldSelector, Object, ResourceVersion},
+    model::{Object, ResourceVersion},
     proto::{self, LineFormat, PayloadFormat, pb},
     transport::BoundedBody,
 };
@@ -271,26 +271,14 @@ impl HttpCall {
         }
     }
 
-    /// Checks the rights to all objects that a field selector, an expression and a shard select.
-    async fn selected(
+    /// Checks the right to an operation, on an object or, without a name, on all.
+    pub(crate) async fn check(
         &self,
         operation: Operation,
         wanted: ObjectsWanted<'_>,
-        (field_selector, expression, shard): (&str, &str, Option<&pb::Shard>),
-    ) -> Result<Access<'_>, ApiError> {
-        let mut access = self.access(operation, wanted, "").await?;
-        // One that does not parse is an error later.
-        let reads_body = FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body())
-            || shard.is_some_and(|shard| proto::shard(shard).is_ok_and(|shard| shard.reads_body()));
-        if reads_body || !expression.is_empty() {
-            access.require_bodies("selection by other than namespace, name and labels").await?;
-        }
-        whole(access)
-    }
-
-    /// Checks the right to an operation.
-    pub(crate) async fn check(&self, operation: Operation, wanted: ObjectsWanted<'_>) -> Result<(), ApiError> {
-        self.access(operation, wanted, "").await.map(drop)
+        name: &str,
+    ) -> Result<(), ApiError> {
+        self.access(operation, wanted, name).await.map(drop)
     }
 
     /// Returns true if the caller may read whole objects: the one of this name, or all if it is empty.
@@ -313,15 +301,13 @@ impl HttpCall {
         request: &pb::WatchRequest,
         lines: (LineFormat, LineOptions),
     ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
-        let selectors = (&*request.field_selector, &*request.expression, request.shard.as_ref());
-        let access = self.selected(Operation::Watch, wanted, selectors).await?;
+        let access = self.access(Operation::Watch, wanted, "").await?;
         Ok(Box::new(Box::pin(watch::open_lines(access, request, lines, self.call.clone())).await?))
     }
 
     /// Begins a list.
     pub(crate) async fn list(&self, wanted: ObjectsWanted<'_>, request: pb::ListRequest) -> Result<Listing, ApiError> {
-        let selectors = (&*request.field_selector, &*request.expression, request.shard.as_ref());
-        let access = self.selected(Operation::List, wanted, selectors).await?;
+        let access = self.access(Operation::List, wanted, "").await?;
         Listing::begin(access, request, self.call.clone()).await
     }
 
@@ -365,12 +351,9 @@ async fn ended(charge: Option<&RequestCharge>) -> ApiError {
     }
 }
 
-/// Returns access to all that a request is for: a part of it would be taken for the whole.
+/// Returns access to all that a request is for.
 fn whole(access: Access<'_>) -> Result<Access<'_>, ApiError> {
-    if access.namespaces.is_some() {
-        let message = "you may read some namespaces only: name one of them".to_owned();
-        return Err(ApiError::AccessDenied { message });
-    }
+    access.check_whole()?;
     Ok(access)
 }
 

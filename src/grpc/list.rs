@@ -30,7 +30,7 @@ use super::{
     held_snapshots::HeldSnapshot,
     page::Continued,
     past::{AtVersion, ReadState},
-    query::{self, Parts},
+    query::{self, Parts, parts},
     quotas::QuotaPermit,
     resource::ServedResource,
     service::Service,
@@ -199,20 +199,9 @@ async fn answer(
 ) -> Result<ListBody, ApiError> {
     let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
     let caller = call.caller();
-    let mut selection = query::selection(
-        &mut access,
-        Parts {
-            namespace: &request.namespace,
-            name: "",
-            label_selector: &request.label_selector,
-            field_selector: &request.field_selector,
-            expression: &request.expression,
-            index: request.index.as_ref().filter(|_| like.is_none()),
-            shard: request.shard.as_ref(),
-            caller,
-        },
-    )
-    .await?;
+    let index = request.index.as_ref().filter(|_| like.is_none());
+    let parts = Parts { index, ..parts!(request, caller) };
+    let mut selection = query::selection(&mut access, parts).await?;
     let Access { service, resource, mut format, .. } = access;
     let pb::ListRequest { min_resource_version: version, resource_version_match: matching, history, .. } = &mut request;
     let at = AtVersion::parse("min_resource_version", version, *matching, std::mem::take(history))?;

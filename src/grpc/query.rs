@@ -25,6 +25,23 @@ pub(super) struct Parts<'a> {
     pub(super) caller: Caller,
 }
 
+/// Returns the parts of a request; without a name, which not every request has.
+macro_rules! parts {
+    ($request:expr, $caller:expr) => {
+        $crate::grpc::query::Parts {
+            namespace: &$request.namespace,
+            name: "",
+            label_selector: &$request.label_selector,
+            field_selector: &$request.field_selector,
+            expression: &$request.expression,
+            index: $request.index.as_ref(),
+            shard: $request.shard.as_ref(),
+            caller: $caller,
+        }
+    };
+}
+pub(super) use parts;
+
 /// Builds the selection of the parts.
 pub(super) async fn selection(access: &mut Access<'_>, parts: Parts<'_>) -> Result<Selection, ApiError> {
     let resource = Arc::clone(&access.resource);

@@ -20,7 +20,7 @@ use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnord
 use tokio::time::Instant;
 
 use super::{
-    grant::Authenticated,
+    grant::{Authenticated, Grant},
     service::Service,
     status::ApiError,
     time_slice::TimeSlice,
@@ -165,9 +165,20 @@ impl Service {
 
     /// Authenticates the caller again, and authorizes it again if this is a watch.
     async fn check_one(&self, open: &Open) -> Result<Option<Namespaces>, ApiError> {
-        let identity = self.authenticate_again(open.caller()).await?;
-        let Open::Watch(GrantedWatch { grant, namespaces, .. }) = open else { return Ok(None) };
-        self.authorize_again(&identity, &grant.attributes, namespaces.as_ref()).await
+        match open {
+            Open::Stream(_, caller) => self.authenticate_again(caller).await.map(|_| None),
+            Open::Watch(GrantedWatch { grant, namespaces, .. }) => self.check_again(grant, namespaces.as_ref()).await,
+        }
+    }
+
+    /// Authenticates the caller of a watch again, and returns the namespaces to which the watch is limited now.
+    pub(super) async fn check_again(
+        &self,
+        grant: &Grant,
+        current: Option<&Namespaces>,
+    ) -> Result<Option<Namespaces>, ApiError> {
+        let identity = self.authenticate_again(&grant.caller).await?;
+        self.authorize_again(&identity, &grant.attributes, current).await
     }
 
     /// Returns true if the check may have to wait for the review of another authority.
@@ -221,7 +232,7 @@ impl<'a> Recheck<'a> {
         let moved = self.limited.moved(self.service, &open);
         let is_due = Instant::now() >= self.due;
         if is_due {
-            // After a change soon again: a watch that was being opened may have rights of before.
+            // After a change soon again: a stream that was being opened may have rights of before.
             let interval = if std::mem::take(&mut self.is_changed) { TICK } else { access.recheck };
             self.due = Instant::now() + interval;
             self.forget_others(&open);

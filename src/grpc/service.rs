@@ -311,6 +311,7 @@ impl Service {
     }
 
     /// Returns a resource for a caller who has rights to this name. The names of others are listed only where everybody has rights.
+    /// During a reload, one that has ended is an error with the reason.
     pub(super) fn resource(&self, name: &str) -> Result<Arc<ServedResource>, ApiError> {
         let known = || {
             if self.authorizes() {
@@ -319,7 +320,9 @@ impl Service {
                 self.resources().map(|resource| resource.name.clone()).collect()
             }
         };
-        self.find(name).ok_or_else(|| ApiError::ResourceNotFound { resource: name.to_owned(), known: known() })
+        let not_found = || ApiError::ResourceNotFound { resource: name.to_owned(), known: known() };
+        let resource = self.find(name).ok_or_else(not_found)?;
+        resource.ended().map_or(Ok(resource), Err)
     }
 
     /// Returns a resource, whoever may read it.

@@ -130,7 +130,7 @@ impl From<StreamEnd> for WatchEnd {
             }
             StreamEnd::Failed => (Code::Internal, "the stream failed; the server's log has the reason"),
         };
-        Self::new(end.reason(), code, message)
+        Self::new(end.as_str(), code, message)
     }
 }
 
@@ -191,8 +191,8 @@ mod tests {
     fn no_end_by_the_transport_counts_as_one_by_the_client() {
         for end in StreamEnd::ALL {
             let watch_end = WatchEnd::from(end);
-            assert_eq!(watch_end.reason(), end.reason());
-            assert!(END_REASONS.contains(&end.reason()), "{end:?}");
+            assert_eq!(watch_end.reason(), end.as_str());
+            assert!(END_REASONS.contains(&end.as_str()), "{end:?}");
             let status = watch_end.into_status();
             assert!(status.code != i32::from(Code::Cancelled) && !status.message.is_empty(), "{end:?}");
         }

@@ -340,7 +340,6 @@ impl WatcherEntry {
     }
 
     /// Returns the id of the watch.
-    #[cfg(test)]
     pub(super) fn id(&self) -> u64 {
         self.id
     }

@@ -11,7 +11,8 @@
 //! - A file is written under another name and then renamed: its readers see the old bytes or the new ones. A file with the same
 //!   bytes is not written. Nothing is synced to the disk: after a crash of the machine the next start compares every file.
 //! - Only one process has the directory: it is locked until this is dropped.
-//! - A start with foreign files changes nothing, unless it may remove them. `lost+found` belongs to the file system.
+//! - A start with foreign files changes nothing; if it may remove them, it does so when the server has answered. `lost+found` belongs
+//!   to the file system.
 //! - After an end at any point the next start removes what the mirror itself has left: the file that was being written, and
 //!   empty directories.
 //! - Every path is opened directory by directory, and no symbolic link is followed below the directory itself.
@@ -31,7 +32,7 @@ use rustix::{
 
 use super::{
     file_name::{Layout, data_directory, object_file},
-    file_system::{EntryKind, FileSystem, SystemFiles, entries, has_bytes, open_directory},
+    file_system::{EntryKind, FileSystem, SystemFiles, entries, has_bytes, open_directory, remove_empty},
     survey::{MARKER, Survey, TEMPORARY, remove},
 };
 use crate::model::ObjectKey;
@@ -47,7 +48,11 @@ pub(super) struct MirrorDirectory<F = SystemFiles> {
     files: F,
     changes: u64,
     /// Directories in which a file was removed, until they are removed if they are empty.
-    emptied: Vec<String>,
+    emptied: BTreeSet<String>,
+    /// Paths that are to be removed before the first change.
+    to_remove: Vec<Vec<u8>>,
+    /// Marker that is then to be written.
+    marker: Option<String>,
 }
 
 /// Reason why a directory cannot be that of a mirror.
@@ -95,8 +100,8 @@ const NAMED: usize = 3;
 // === impl MirrorDirectory ===
 
 impl<F: FileSystem> MirrorDirectory<F> {
-    /// Makes the directory if it is missing, locks it, removes what an earlier mirror left unfinished and, with `replace`, what is
-    /// foreign. Returns it with the keys of the objects that have files.
+    /// Makes the directory if it is missing, locks it, and removes what an earlier mirror left unfinished. Returns it with the keys of
+    /// the objects that have files. With `replace`, foreign files wait for [`Self::prepare`], and so does all the rest.
     ///
     /// # Errors
     ///
@@ -124,9 +129,13 @@ impl<F: FileSystem> MirrorDirectory<F> {
         if !survey.foreign.is_empty() && !replace {
             return Err(OpenError::Foreign { path: shown(), names: names(&survey.foreign) });
         }
-        let mut directory = Self { root, layout, files, changes: 0, emptied: Vec::new() };
-        directory.prepare(&survey, (!is_ours).then_some(&marker)).map_err(io)?;
-        Ok((directory, survey.keys))
+        let Survey { keys, foreign, to_remove } = survey;
+        let marker = (!is_ours).then_some(marker);
+        let mut directory = Self { root, layout, files, changes: 0, emptied: BTreeSet::new(), to_remove, marker };
+        if foreign.is_empty() {
+            directory.prepare().map_err(io)?;
+        }
+        Ok((directory, keys))
     }
 
     /// Returns the number of files that were written or removed since the start.
@@ -139,13 +148,13 @@ impl<F: FileSystem> MirrorDirectory<F> {
     ///
     /// # Errors
     ///
-    /// The first file that could not be read or changed. The call can be repeated.
+    /// The first file that could not be read or changed, or else a directory. The call can be repeated.
     pub(super) fn apply(&mut self, key: &ObjectKey, wanted: &Files<'_>) -> Result<(), FileError> {
         let failed = |path: &str| {
             let path = path.to_owned();
             move |error| FileError { path, error }
         };
-        self.prune().map_err(failed(""))?;
+        self.prepare().map_err(failed(""))?;
         for (path, bytes) in wanted {
             self.write(path, bytes).map_err(failed(path))?;
         }
@@ -154,18 +163,23 @@ impl<F: FileSystem> MirrorDirectory<F> {
                 self.remove(&path).map_err(failed(&path))?;
             }
         }
-        Ok(())
+        self.prune().map_err(failed(&key.to_string()))
     }
 
-    /// Removes what was left unfinished and what is foreign, and writes the marker last: without it, nothing else is of a mirror.
-    fn prepare(&mut self, survey: &Survey, marker: Option<&String>) -> io::Result<()> {
-        for path in &survey.to_remove {
-            remove(&mut self.files, self.root.as_fd(), path)?;
+    /// Removes what was left unfinished and what is foreign, and writes the marker last: without it, nothing else is of a mirror. Does
+    /// so once; the call can be repeated after a failure.
+    pub(super) fn prepare(&mut self) -> io::Result<()> {
+        while let Some(path) = self.to_remove.last() {
+            match remove(&mut self.files, self.root.as_fd(), path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => drop(self.to_remove.pop()),
+            }
         }
-        match marker {
-            Some(marker) => self.replace(MARKER, marker.as_bytes()),
-            None => Ok(()),
+        if let Some(marker) = self.marker.clone() {
+            self.replace(MARKER, marker.as_bytes())?;
+            self.marker = None;
         }
+        Ok(())
     }
 
     /// Returns the paths of the files that an object may have: of those that exist, all.
@@ -232,26 +246,32 @@ impl<F: FileSystem> MirrorDirectory<F> {
             Err(error) => return Err(error),
         }
         self.changes += 1;
-        self.emptied.push(directories.to_owned());
-        self.prune()
+        self.emptied.insert(directories.to_owned());
+        Ok(())
     }
 
-    /// Removes the directories that may be empty, also after a failure.
+    /// Removes the directories that may be empty, also those of earlier failures. One that fails holds up no other.
     fn prune(&mut self) -> io::Result<()> {
-        while let Some(path) = self.emptied.last() {
-            let mut path = path.as_str();
-            while !path.is_empty() {
-                let (parents, name) = split(path);
-                if let Some(parent) = self.descend(parents)? {
-                    match self.files.remove_directory(parent.as_fd(), name.as_bytes()) {
-                        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => break,
-                        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                        _ => {}
-                    }
-                }
-                path = parents;
+        let mut result = Ok(());
+        for path in std::mem::take(&mut self.emptied) {
+            if let Err(error) = self.prune_from(&path) {
+                self.emptied.insert(path);
+                result = result.and(Err(error));
             }
-            self.emptied.pop();
+        }
+        result
+    }
+
+    /// Removes a directory, and those that it is in, up to one that stays.
+    fn prune_from(&mut self, mut path: &str) -> io::Result<()> {
+        while !path.is_empty() {
+            let (parents, name) = split(path);
+            if let Some(parent) = self.descend(parents)?
+                && !remove_empty(&mut self.files, parent.as_fd(), name.as_bytes())?
+            {
+                break;
+            }
+            path = parents;
         }
         Ok(())
     }

@@ -97,6 +97,19 @@ pub(super) fn has_bytes(parent: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io:
     Ok(found == bytes)
 }
 
+/// Removes a directory if it is empty. Returns false if it stays: it has files, is a mount point, or is not to be removed.
+pub(super) fn remove_empty(files: &mut impl FileSystem, parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<bool> {
+    use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory, NotFound, PermissionDenied, ResourceBusy};
+    match files.remove_directory(parent, name) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.kind() {
+            NotFound => Ok(true),
+            AlreadyExists | DirectoryNotEmpty | NotADirectory | PermissionDenied | ResourceBusy => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
 // === impl SystemFiles ===
 
 impl FileSystem for SystemFiles {
@@ -115,7 +128,10 @@ impl FileSystem for SystemFiles {
             }
             opened => opened?,
         };
-        File::from(file).write_all(bytes)
+        let mut file = File::from(file);
+        file.write_all(bytes)?;
+        // Only here does a network file system report that it has no space. The drop of a file hides that.
+        Ok(nix::unistd::close(file)?)
     }
 
     fn rename(&mut self, from: BorrowedFd<'_>, name: &str, to: BorrowedFd<'_>, new_name: &str) -> io::Result<()> {

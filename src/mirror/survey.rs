@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     file_name::Layout,
-    file_system::{Entry, EntryKind, FileSystem, entries, open_directory},
+    file_system::{Entry, EntryKind, FileSystem, entries, open_directory, remove_empty},
 };
 use crate::model::ObjectKey;
 
@@ -128,7 +128,8 @@ fn remove_tree(files: &mut impl FileSystem, parent: BorrowedFd<'_>, name: &[u8])
             for entry in entries(directory.as_fd())? {
                 remove_tree(files, directory.as_fd(), &entry.name)?;
             }
-            files.remove_directory(parent, name)
+            // One that stays is empty now.
+            remove_empty(files, parent, name).map(drop)
         }
         // No directory, or a symbolic link, which is removed itself.
         Err(_) => files.remove_file(parent, name),

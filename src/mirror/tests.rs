@@ -9,26 +9,19 @@ use std::{
         unix::fs::{MetadataExt, symlink},
     },
     path::Path,
-    sync::Arc,
-    time::Duration,
 };
 
-use parking_lot::Mutex;
+use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::{
-    Mirror, MirrorConfig, Notes,
     directory::{FileError, Files, MirrorDirectory, OpenError},
     file_name::{Layout, data_file, object_file},
     file_system::{FileSystem, SystemFiles},
-    writer::Writer,
 };
-use crate::{
-    admin::Probes,
-    cache::{Deltas, KnownObjects, ObjectDelta, ProcessError, Queue, Store},
-    client::{Query, TlsOptions},
-    model::{Object, ObjectKey, ResourceVersion},
-};
+use crate::model::ObjectKey;
+
+mod running;
 
 /// Objects by namespace and name, each with its data.
 type State = BTreeMap<(&'static str, &'static str), &'static [(&'static str, &'static str)]>;
@@ -38,6 +31,9 @@ struct Faulty<P> {
     operations: usize,
     fails: P,
 }
+
+/// File system with a directory that cannot be removed, for this reason.
+struct Stuck(&'static str, Errno);
 
 /// Contents by path, with the directories, whose paths end with a slash.
 type Tree = BTreeMap<String, Vec<u8>>;
@@ -74,6 +70,28 @@ impl<P: FnMut(usize) -> bool> FileSystem for Faulty<P> {
     fn remove_directory(&mut self, parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
         self.step()?;
         SystemFiles.remove_directory(parent, name)
+    }
+}
+
+impl FileSystem for Stuck {
+    fn make_directory(&mut self, parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        SystemFiles.make_directory(parent, name)
+    }
+
+    fn write(&mut self, parent: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
+        SystemFiles.write(parent, name, bytes)
+    }
+
+    fn rename(&mut self, from: BorrowedFd<'_>, name: &str, to: BorrowedFd<'_>, new_name: &str) -> io::Result<()> {
+        SystemFiles.rename(from, name, to, new_name)
+    }
+
+    fn remove_file(&mut self, parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+        SystemFiles.remove_file(parent, name)
+    }
+
+    fn remove_directory(&mut self, parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+        if name == self.0.as_bytes() { Err(self.1.into()) } else { SystemFiles.remove_directory(parent, name) }
     }
 }
 
@@ -176,7 +194,9 @@ fn expected(layout: Layout, state: &State) -> Tree {
 }
 
 fn open(path: &Path, replace: bool) -> Result<(MirrorDirectory, BTreeSet<ObjectKey>), OpenError> {
-    MirrorDirectory::open(path, "things", Layout::Objects, replace, SystemFiles)
+    let (mut directory, keys) = MirrorDirectory::open(path, "things", Layout::Objects, replace, SystemFiles)?;
+    directory.prepare().unwrap();
+    Ok((directory, keys))
 }
 
 fn foreign(path: &Path) -> String {
@@ -236,6 +256,32 @@ fn an_operation_that_fails_is_repeated_and_leaves_nothing_behind() {
                 break;
             }
         }
+    }
+}
+
+/// A mount point for one namespace, or a directory that belongs to somebody else.
+#[test]
+fn a_directory_that_cannot_be_removed_holds_up_no_other_object() {
+    for errno in [Errno::BUSY, Errno::ACCESS, Errno::PERM, Errno::EXIST, Errno::IO] {
+        let root = TempDir::new().unwrap();
+        let open = || MirrorDirectory::open(root.path(), "things", Layout::Objects, false, Stuck("shop", errno));
+        let (mut directory, mut known) = open().unwrap();
+        let [first, second, ..] = states();
+        apply(&mut directory, Layout::Objects, &mut known, &first).unwrap();
+        let mut removed = apply(&mut directory, Layout::Objects, &mut known, &State::new());
+        let stays = errno != Errno::IO;
+        assert_eq!(removed.is_ok(), stays, "{errno:?}: {removed:?}");
+        while removed.is_err() && !known.is_empty() {
+            known.pop_first();
+            removed = apply(&mut directory, Layout::Objects, &mut known, &State::new());
+        }
+        assert_eq!(mirrored(root.path()).keys().collect::<Vec<_>>(), ["shop/"]);
+        let new = second.into_iter().filter(|((namespace, _), _)| *namespace == "new").collect();
+        let applied = apply(&mut directory, Layout::Objects, &mut known, &new);
+        assert_eq!(applied.is_ok(), stays, "{errno:?}: {applied:?}");
+        assert_eq!(mirrored(root.path()).keys().collect::<Vec<_>>(), ["new/", "new/web.json", "shop/"]);
+        drop(directory);
+        assert_eq!(open().is_ok(), stays, "an empty directory from an earlier run");
     }
 }
 
@@ -317,6 +363,9 @@ fn a_foreign_directory_is_refused_and_untouched() {
     assert_eq!(foreign(root.path()), r#""b.txt", "c.txt", "empty/" and more"#);
     symlink("/", root.path().join("a")).unwrap();
     assert_eq!(foreign(root.path()), r#""a", "b.txt", "c.txt" and more"#);
+    let before = read(root.path());
+    drop(MirrorDirectory::open(root.path(), "things", Layout::Objects, true, SystemFiles).unwrap());
+    assert_eq!(read(root.path()), before, "nothing is removed yet");
     let (directory, known) = open(root.path(), true).unwrap();
     assert!(known.is_empty() && directory.changes() == 0);
     assert_eq!(mirrored(root.path()), [("lost+found/".to_owned(), Vec::new())].into());
@@ -367,112 +416,4 @@ fn files_have_the_permissions_of_the_umask() {
     fs::write(&reference, "").unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
     assert_eq!(mode(&root.path().join("shop/web.json")), mode(&reference));
-}
-
-fn object(name: &str, body: &str) -> Arc<Object> {
-    let key = ObjectKey::new("shop", name).unwrap();
-    Arc::new(Object::from_json_of(key, "", body, ResourceVersion::decimal(1)).unwrap())
-}
-
-fn deltas(delta: ObjectDelta<Arc<Object>>) -> Deltas<Arc<Object>> {
-    Deltas::new(delta.object().unwrap().key().clone(), delta)
-}
-
-#[test]
-fn a_full_disk_is_reported_once_and_a_deletion_meanwhile_is_not_lost() {
-    use ObjectDelta::{Added, Deleted, Replaced};
-    let root = TempDir::new().unwrap();
-    // The marker is written in two operations; then the disk is full for a while.
-    let full = Faulty { operations: 0, fails: |operation| (3..10).contains(&operation) };
-    let (directory, keys) = MirrorDirectory::open(root.path(), "things", Layout::Objects, false, full).unwrap();
-    let noted = Arc::new(Mutex::new(Vec::new()));
-    let output: Notes = {
-        let noted = Arc::clone(&noted);
-        Arc::new(move |note| noted.lock().push(note.to_string()))
-    };
-    let writer = Writer::new(directory, keys, Layout::Objects, output);
-    let (web, db) = (deltas(Replaced(object("web", "{}"))), deltas(Added(object("db", "[]"))));
-    writer.process(&web).unwrap_err();
-    writer.process(&db).unwrap_err();
-    assert_eq!(writer.failed(), 2);
-    assert!(writer.known().is_known(db.key()), "its deletion must be processed");
-    writer.process(&deltas(Deleted(object("db", "[]")))).unwrap();
-    assert_eq!(writer.failed(), 1);
-    while writer.process(&web).is_err() {}
-    assert_eq!((writer.failed(), writer.changes(), writer.known().len()), (0, 1, 1));
-    assert_eq!(
-        mirrored(root.path()),
-        [("shop/".to_owned(), vec![]), ("shop/web.json".to_owned(), b"{}".to_vec())].into()
-    );
-    let expected = ["# cannot write shop/web.json: no storage space; retrying", "# all files are written again"];
-    assert_eq!(*noted.lock(), expected);
-}
-
-#[test]
-fn an_object_that_cannot_have_files_is_reported_once_and_keeps_those_that_it_has() {
-    let root = TempDir::new().unwrap();
-    let (directory, keys) = MirrorDirectory::open(root.path(), "things", Layout::Keys, false, SystemFiles).unwrap();
-    let noted = Arc::new(Mutex::new(0));
-    let output: Notes = {
-        let noted = Arc::clone(&noted);
-        Arc::new(move |_| *noted.lock() += 1)
-    };
-    let writer = Writer::new(directory, keys, Layout::Keys, output);
-    let process = |body| writer.process(&deltas(ObjectDelta::Updated(object("web", body)))).unwrap();
-    process(r#"{"data": {"a": "1"}}"#);
-    process(r#"{"data": {"a": 2}}"#);
-    process(r#"{"kind": "Pod"}"#);
-    assert_eq!((*noted.lock(), writer.failed()), (1, 0));
-    assert_eq!(mirrored(root.path())["shop/web/a"], b"1");
-    process(r#"{"data": {}}"#);
-    assert_eq!(mirrored(root.path()), Tree::new());
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_probe_fails_before_the_directory_is_complete_and_while_it_is_stale() {
-    let root = TempDir::new().unwrap();
-    let config = MirrorConfig {
-        address: "127.0.0.1:1".parse().unwrap(),
-        tls: TlsOptions::default(),
-        query: Query::of("things"),
-        directory: root.path().to_owned(),
-        layout: Layout::Objects,
-        replace: false,
-        once: false,
-        resync: Duration::ZERO,
-        then: None,
-        health: None,
-        notes: Arc::new(|_| {}),
-    };
-    let state = Mirror::open(config).unwrap().state;
-    let probe = |path| {
-        let (status, text) = state.answer(path, "").unwrap();
-        format!("{} {text}", status.as_u16())
-    };
-    assert_eq!(probe("/readyz"), "503 not synced: no contact with the upstream since the start\n");
-    state.health.record_failure("connection refused");
-    assert_eq!(probe("/"), "503 not synced: connection refused\n");
-    assert_eq!(probe("/livez"), "200 ok\n");
-    state.health.record_contact();
-    state.queue.replace(vec![object("web", "{}")]).await.unwrap();
-    assert_eq!(probe("/readyz"), "503 not synced\n");
-
-    // A file cannot be written.
-    fs::create_dir_all(root.path().join("shop/web.json/directory")).unwrap();
-    let process = async |deltas: Deltas<Arc<Object>>, _| state.writer.process(&deltas).map_err(ProcessError::Failed);
-    state.queue.pop(process).await.unwrap_err();
-    assert_eq!(probe("/readyz"), "503 not written: 1 object\n");
-    fs::remove_dir_all(root.path().join("shop")).unwrap();
-    state.queue.resync().await.unwrap();
-    state.queue.pop(process).await.unwrap();
-    assert_eq!(probe("/readyz"), "200 ok\n");
-
-    tokio::time::advance(Duration::from_secs(10)).await;
-    state.health.record_failure("connection refused");
-    assert_eq!(probe("/readyz"), "200 ok\n");
-    tokio::time::advance(Duration::from_secs(15)).await;
-    assert_eq!(probe("/readyz"), "503 stale: connection refused\n");
-    assert_eq!(probe("/livez"), "200 ok\n");
-    state.health.record_contact();
-    assert_eq!(probe("/readyz"), "200 ok\n");
 }

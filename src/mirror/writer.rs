@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, io,
     sync::Arc,
 };
 
@@ -34,7 +34,7 @@ pub(super) struct Writer<F = SystemFiles> {
 }
 
 /// Objects that have files, or may have some: those of the directory at the start, and those that the writer has received. A
-/// resync writes them again.
+/// resync writes them again. One that was rejected has no state here.
 #[derive(Debug)]
 pub(super) struct KnownFiles(Mutex<BTreeMap<ObjectKey, Option<Arc<Object>>>>);
 
@@ -69,6 +69,11 @@ impl<F: FileSystem> Writer<F> {
     /// Returns the number of objects whose files could not be written or removed.
     pub(super) fn failed(&self) -> u64 {
         self.problems.lock().failed.len() as u64
+    }
+
+    /// Removes what is foreign, as the first change does. Blocks.
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        self.directory.lock().prepare()
     }
 
     /// Waits until something was processed since the last call.
@@ -109,6 +114,8 @@ impl<F: FileSystem> Writer<F> {
 
     /// Notes the first object without files: the others have none for the same reason.
     fn reject(&self, key: &ObjectKey, reason: &str) {
+        // Its deletion must not be ignored: it ends the problem.
+        self.known.0.lock().entry(key.clone()).or_default();
         let is_first = {
             let mut problems = self.problems.lock();
             problems.failed.remove(key);

@@ -120,36 +120,21 @@ impl Selection {
     pub fn described(&self, is_secret: bool) -> String {
         let Self { namespace, namespaces, name, labels, fields, index, shard, expression } = self;
         let shown = |part: String, reads_body: bool| if is_secret && reads_body { "…".to_owned() } else { part };
-        let mut parts = Vec::new();
-        if let Some(namespace) = namespace {
-            parts.push(format!("namespace={namespace}"));
-        }
-        if let Some(namespaces) = namespaces {
-            parts.push(format!("namespace in ({namespaces})"));
-        }
-        if let Some(name) = name {
-            parts.push(format!("name={name}"));
-        }
-        if !labels.is_empty() {
-            parts.push(format!("labels={labels}"));
-        }
-        if !fields.is_empty() {
-            parts.push(format!("fields={}", shown(fields.to_string(), fields.reads_body())));
-        }
-        if let Some(IndexMatch { name, values, func }) = index {
-            let values: Vec<_> = values.iter().map(String::as_str).collect();
-            parts.push(format!("index={name} in ({})", shown(values.join(","), func.reads_body())));
-        }
-        if let Some(shard) = shard {
-            parts.push(format!("shard={}", shown(shard.to_string(), shard.reads_body())));
-        }
-        if let Some(expression) = expression {
-            parts.push(format!("expression={}", shown(expression.to_string(), true)));
-        }
-        if parts.is_empty() {
-            parts.push("everything".to_owned());
-        }
-        parts.join(" ")
+        let parts = [
+            namespace.as_ref().map(|namespace| format!("namespace={namespace}")),
+            namespaces.as_ref().map(|namespaces| format!("namespace in ({namespaces})")),
+            name.as_ref().map(|name| format!("name={name}")),
+            (!labels.is_empty()).then(|| format!("labels={labels}")),
+            (!fields.is_empty()).then(|| format!("fields={}", shown(fields.to_string(), fields.reads_body()))),
+            index.as_ref().map(|IndexMatch { name, values, func }| {
+                let values: Vec<_> = values.iter().map(String::as_str).collect();
+                format!("index={name} in ({})", shown(values.join(","), func.reads_body()))
+            }),
+            shard.as_ref().map(|shard| format!("shard={}", shown(shard.to_string(), shard.reads_body()))),
+            expression.as_ref().map(|expression| format!("expression={}", shown(expression.to_string(), true))),
+        ];
+        let parts: Vec<_> = parts.into_iter().flatten().collect();
+        if parts.is_empty() { "everything".to_owned() } else { parts.join(" ") }
     }
 }
 

@@ -18,10 +18,15 @@ const MAX_EXCERPT_BYTES: usize = 256;
 
 /// Returns a client's text for a message, truncated if it is long.
 pub fn excerpt(text: &str) -> Cow<'_, str> {
-    if text.len() <= MAX_EXCERPT_BYTES {
+    excerpt_of(text, MAX_EXCERPT_BYTES)
+}
+
+/// Returns a text, truncated if it has more bytes.
+pub fn excerpt_of(text: &str, max_bytes: usize) -> Cow<'_, str> {
+    if text.len() <= max_bytes {
         return Cow::Borrowed(text);
     }
-    let most = MAX_EXCERPT_BYTES - '…'.len_utf8();
+    let most = max_bytes - '…'.len_utf8();
     let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     Cow::Owned(format!("{}…", &text[..end]))
 }

@@ -24,7 +24,9 @@ pub(crate) struct Dialer {
     dials: AtomicUsize,
 }
 
-/// Timeout of the name lookup and all addresses together.
+/// Timeout of the name lookup. glibc waits 5 s for a nameserver before it queries the next one, at each lookup.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(20);
+/// Timeout of all addresses together.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay before the next attempt begins in parallel, as RFC 8305, section 5, recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -40,25 +42,32 @@ const USER_TIMEOUT: Duration = Duration::from_secs(20);
 // === impl Dialer ===
 
 impl Dialer {
-    /// Connects to a host, which is a name or an IP address, within [`DIAL_TIMEOUT`].
+    /// Connects to a host, which is a name or an IP address, within [`LOOKUP_TIMEOUT`] and [`DIAL_TIMEOUT`].
     ///
     /// # Cancel safety
     ///
     /// Dropping the future closes every attempt.
     pub(crate) async fn dial(&self, host: &str, port: u16) -> Result<TcpStream, String> {
+        self.dial_found(host, async { Ok(lookup_host((host, port)).await?.collect()) }).await
+    }
+
+    /// Does the same with the addresses that a lookup of the name finds.
+    async fn dial_found(
+        &self,
+        host: &str,
+        lookup: impl Future<Output = io::Result<Vec<SocketAddr>>>,
+    ) -> Result<TcpStream, String> {
         let first = self.dials.fetch_add(1, Ordering::Relaxed);
-        let dialed = async {
-            let addresses = lookup_host((host, port)).await.map_err(|error| format!("{host}: {error}"))?;
-            let mut addresses: Vec<SocketAddr> = addresses.collect();
-            if addresses.is_empty() {
-                return Err(format!("{host}: no addresses found"));
-            }
-            let count = addresses.len();
-            addresses.rotate_left(first % count);
-            addresses.truncate(MAX_ADDRESSES);
-            connect(addresses).await
-        };
-        let dialed = timeout(DIAL_TIMEOUT, dialed).await;
+        let found = timeout(LOOKUP_TIMEOUT, lookup).await;
+        let found = found.map_err(|_| format!("{host}: name not looked up within {LOOKUP_TIMEOUT:?}"))?;
+        let mut addresses = found.map_err(|error| format!("{host}: {error}"))?;
+        if addresses.is_empty() {
+            return Err(format!("{host}: no addresses found"));
+        }
+        let count = addresses.len();
+        addresses.rotate_left(first % count);
+        addresses.truncate(MAX_ADDRESSES);
+        let dialed = timeout(DIAL_TIMEOUT, connect(addresses)).await;
         let stream = dialed.unwrap_or_else(|_| Err(format!("no connection within {DIAL_TIMEOUT:?}")))?;
         tune(&stream).map_err(|error| error.to_string())?;
         Ok(stream)
@@ -154,5 +163,22 @@ mod tests {
         let hole = black_hole();
         let problem = Dialer::default().dial("127.0.0.1", hole.0.port()).await.unwrap_err();
         assert_eq!(problem, "no connection within 5s");
+    }
+
+    /// glibc queries the second nameserver after 5 s, and remembers nothing of the first.
+    #[tokio::test(start_paused = true)]
+    async fn a_name_may_take_longer_to_look_up_than_a_connection_to_open() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let good = listener.local_addr().unwrap();
+        let found_after = async |time| {
+            let lookup = async {
+                tokio::time::sleep(time).await;
+                Ok(vec![good])
+            };
+            Dialer::default().dial_found("api.example", lookup).await
+        };
+        assert_eq!(found_after(DIAL_TIMEOUT + ATTEMPT_DELAY).await.unwrap().peer_addr().unwrap(), good);
+        let problem = found_after(LOOKUP_TIMEOUT + ATTEMPT_DELAY).await.unwrap_err();
+        assert_eq!(problem, "api.example: name not looked up within 20s");
     }
 }

@@ -156,10 +156,8 @@ impl Reader<'_> {
     async fn get(&self, call: &HttpCall) -> Result<Read, Refused> {
         // The rights come first: nobody else makes the upstream confirm anything.
         let mut request = pb::GetRequest { name: self.objects.name.clone(), ..Default::default() };
-        let (version, warning) = match call.get(self.wanted(), request.clone()).await {
-            Ok(_) | Err(ApiError::ObjectNotFound { .. }) => self.min_version(call).await?,
-            Err(refusal) => return Err(refusal.into()),
-        };
+        call.check(Operation::Get, self.wanted(), &request.name).await?;
+        let (version, warning) = self.min_version(call).await?;
         (request.min_resource_version, request.resource_version_match) = at(version, self.query.is_exact());
         let (object, payload) = call.get(self.wanted(), request).await?;
         let mut buffer = BytesMut::new();
@@ -182,7 +180,7 @@ impl Reader<'_> {
         };
         let mut warning = None;
         if token.is_empty() {
-            call.check(Operation::List, self.wanted()).await?;
+            call.check(Operation::List, self.wanted(), "").await?;
             let (version, found) = self.min_version(call).await?;
             warning = found;
             (request.min_resource_version, request.resource_version_match) = at(version, self.query.lists_exactly());
@@ -224,7 +222,7 @@ impl Reader<'_> {
             // The objects are those at the version of the bookmark that ends them, also if a later one is open: client-go's detector of
             // inconsistencies compares the two.
             request.complete_initial_events = sends_initial_events == Some(true);
-            call.check(Operation::Watch, self.wanted()).await?;
+            call.check(Operation::Watch, self.wanted(), "").await?;
             let (version, found) = self.min_version(call).await?;
             warning = found;
             (request.min_resource_version, _) = at(version, false);

@@ -151,7 +151,7 @@ async fn watch(
     }
     let namespace = &request.namespace.clone();
     let wanted = ObjectsWanted { resource, namespace, is_metadata };
-    call.check(Operation::Watch, wanted).await?;
+    call.check(Operation::Watch, wanted, "").await?;
     let served = rest.service.resources().find(|served| served.name == resource);
     let served = served.ok_or_else(|| Refused::Failure(Failure::not_found()))?;
     let policy = match queue.policy() {

@@ -61,6 +61,9 @@ pub struct RelayConfig {
     /// True if the objects may be Secrets. If not, and the upstream has them from Kubernetes or relays them, the source reports an
     /// error in place of a list with a Secret.
     pub allows_secrets: bool,
+    /// True if objects of an earlier run are held, of which the source has no version: the list of an upstream that has not
+    /// been able to read all objects must not replace them.
+    pub holds_earlier: bool,
     /// True if the upstream decides what each caller may read, through a [`RelayReviewer`]; the source itself does not read it.
     pub forwards_identity: bool,
     /// TLS of an endpoint with `https`: files that are read at each connection.
@@ -93,6 +96,7 @@ impl RelayConfig {
             endpoint,
             query: Query::of(resource),
             allows_secrets: true,
+            holds_earlier: false,
             forwards_identity: false,
             tls: TlsOptions::default(),
             heartbeat: Duration::from_secs(5),

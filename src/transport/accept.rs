@@ -83,14 +83,13 @@ where
     pub async fn serve(self, listener: Listener, draining: CancellationToken) {
         let Self { service, is_local, config, serves_http1 } = self;
         let cut = CancellationToken::new();
-        let (buffers, ledger) = (BufferPool::default(), Arc::clone(&config.ledger));
-        let (refused, ends) = (config.refused.clone(), Arc::default());
-        let shared =
-            ListenerShared { is_local, buffers, refused, ledger, ends, draining: draining.clone(), cut: cut.clone() };
-        let shared = Arc::new(shared);
-        let mut connections = JoinSet::new();
+        let (buffers, ends) = (BufferPool::default(), Arc::default());
         let quota = Arc::clone(&config.connections);
         let admission = Admission { connections: quota, refused: config.refused.clone(), log: LogThrottle::default() };
+        let shared = ListenerShared { is_local, config, buffers, ends, draining: draining.clone(), cut: cut.clone() };
+        let shared = Arc::new(shared);
+        let config = &shared.config;
+        let mut connections = JoinSet::new();
         let errors = LogThrottle::default();
         loop {
             tokio::select! {
@@ -99,8 +98,8 @@ where
                         // A connection that is not admitted is closed at once.
                         let peer = ConnectionPeer::new(accepted.peer(), &config.trusted_peers);
                         let Some(permit) = admission.admit(peer.peer) else { continue };
-                        let (service, config, shared) = (service.clone(), config.clone(), Arc::clone(&shared));
-                        let serving = Serving { service, config, shared, peer, permit, serves_http1 };
+                        let (service, shared) = (service.clone(), Arc::clone(&shared));
+                        let serving = Serving { service, shared, peer, permit, serves_http1 };
                         accepted.spawn(&mut connections, serving);
                     }
                     Err(error) => {
@@ -219,13 +218,13 @@ impl Accepted {
         match self {
             #[cfg(feature = "kubernetes-api")]
             Self::Tcp(stream, peer) if serving.serves_http1 => connections.spawn(async move {
-                let preface = http1::is_http2_preface(&stream, serving.config.request_timeout);
+                let preface = http1::is_http2_preface(&stream, serving.shared.config.request_timeout);
                 match Box::pin(serving.begins(preface)).await {
                     Ok(true) => drive(stream, serving).await,
                     Ok(false) => drive_http1(stream, serving).await,
                     Err(error) => {
                         if error.kind() == io::ErrorKind::TimedOut {
-                            serving.shared.refused.count("request_timeout");
+                            serving.shared.config.refused.count("request_timeout");
                         }
                         tracing::debug!(%peer, %error, "connection ended");
                     }
@@ -234,10 +233,10 @@ impl Accepted {
             Self::Tcp(stream, _) => connections.spawn(drive(stream, serving)),
             Self::Tls(stream, peer, tls) => connections.spawn(async move {
                 let accepted =
-                    tls.accept(stream, serving.peer.peer, serving.config.request_timeout, serving.serves_http1);
+                    tls.accept(stream, serving.peer.peer, serving.shared.config.request_timeout, serving.serves_http1);
                 match Box::pin(serving.begins(accepted)).await {
                     Ok(stream) => {
-                        serving.peer.identity = tls.identity(&stream);
+                        tls.identify(&stream, &mut serving.peer);
                         #[cfg(feature = "kubernetes-api")]
                         if serving.serves_http1 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
                             return Box::pin(drive_http1(stream, serving)).await;
@@ -246,7 +245,7 @@ impl Accepted {
                     }
                     Err(error) => {
                         if error.kind() == io::ErrorKind::TimedOut {
-                            serving.shared.refused.count("handshake_timeout");
+                            serving.shared.config.refused.count("handshake_timeout");
                         }
                         tracing::debug!(%peer, %error, "TLS handshake failed");
                     }
@@ -262,7 +261,6 @@ impl Accepted {
 /// Parts that the task of a connection needs.
 struct Serving<S> {
     service: S,
-    config: ServerConfig,
     shared: Arc<ListenerShared>,
     peer: ConnectionPeer,
     permit: Permit,
@@ -276,7 +274,7 @@ impl<S> Serving<S> {
     async fn begins<T>(&self, beginning: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         let drained = async {
             self.shared.draining.cancelled().await;
-            sleep(linger_time(self.config.drain_period)).await;
+            sleep(linger_time(self.shared.config.drain_period)).await;
         };
         tokio::select! {
             biased;
@@ -294,9 +292,9 @@ where
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
-    let Serving { service, config, shared, peer, permit, .. } = serving;
+    let Serving { service, shared, peer, permit, .. } = serving;
     let (_permit, span) = (permit, debug_span!("connection", peer = %peer.peer));
-    http1::drive(io, peer, service, config, shared).instrument(span).await;
+    http1::drive(io, peer, service, shared).instrument(span).await;
 }
 
 /// Drives one connection to its end, and then releases its permit.
@@ -306,17 +304,17 @@ where
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
-    let Serving { service, config, shared, peer: connected, permit, .. } = serving;
+    let Serving { service, shared, peer: connected, permit, .. } = serving;
     let peer = connected.peer;
-    let connection = Connection::new(io, connected, service, &config, &shared);
-    let (io, time) = (connection.io.clone(), linger_time(config.drain_period));
+    let connection = Connection::new(io, connected, service, Arc::clone(&shared));
+    let (io, time) = (connection.io.clone(), linger_time(shared.config.drain_period));
     let connection = connection.instrument(debug_span!("connection", %peer));
     async move {
         let _permit = permit;
         let ended = connection.await;
         if let Err(error) = &ended {
             if let Some(reason) = error.refused_for() {
-                shared.refused.count(reason);
+                shared.config.refused.count(reason);
             }
             tracing::debug!(%peer, %error, "connection ended");
         }

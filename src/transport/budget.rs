@@ -153,11 +153,13 @@ impl WaitQueue {
 
 // === impl Budgets ===
 
-impl Budgets {
-    pub(super) fn new() -> Self {
+impl Default for Budgets {
+    fn default() -> Self {
         Self { socket: Budget::new(UNSENT_FITTING, MAX_ROOM), large: Budget::new(UNSENT_LARGE, UNSENT_LARGE) }
     }
+}
 
+impl Budgets {
     pub(super) fn of(&self, kept: BudgetKind) -> &Budget {
         match kept {
             BudgetKind::Socket => &self.socket,

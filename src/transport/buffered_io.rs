@@ -9,19 +9,14 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
     time::Instant,
 };
 
-use super::{
-    StreamEnd,
-    frame_tracker::FrameTracker,
-    handle::{ConnectionWakes, StreamHandle},
-    windows::Windows,
-};
+use super::{StreamEnd, frame_tracker::FrameTracker, handle::ConnectionWakes, windows::Windows};
 
 /// Byte stream of a connection.
 pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {
@@ -35,18 +30,20 @@ pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {
 /// that task ever locks it.
 pub(super) struct BufferedIo<T>(Arc<Mutex<WriteBuffer<T>>>);
 
-struct WriteBuffer<T> {
-    io: T,
-    incoming: FrameTracker,
+/// State of a [`BufferedIo`].
+pub(super) struct WriteBuffer<T> {
+    pub(super) io: T,
+    /// Frames that the peer sends.
+    pub(super) incoming: FrameTracker,
     /// Number of header blocks at which nothing more is read in this poll of the connection.
     headers_limit: u64,
-    windows: Windows,
+    pub(super) windows: Windows,
     /// Collected data. Its buffer is from the pool while there is data, so that an idle connection holds no memory.
-    pending: Vec<u8>,
+    pub(super) pending: Vec<u8>,
     /// Number of bytes of it that have been written.
     written: usize,
     /// Time since which there is data to write and the IO has accepted none of it.
-    stuck_since: Option<Instant>,
+    pub(super) stuck_since: Option<Instant>,
     /// Number of bytes that were ever written.
     total: u64,
     pool: BufferPool,
@@ -110,9 +107,9 @@ impl<T> BufferedIo<T> {
         }
     }
 
-    /// Adds a stream that has begun to those whose windows are counted.
-    pub(super) fn begin(&self, number: u32, stream: &StreamHandle) {
-        self.0.lock().windows.begin(number, stream);
+    /// Accesses the state: once in an expression, which keeps the lock to its end.
+    pub(super) fn lock(&self) -> MutexGuard<'_, WriteBuffer<T>> {
+        self.0.lock()
     }
 
     /// Allows the header blocks of one more poll of the connection.
@@ -127,21 +124,6 @@ impl<T> BufferedIo<T> {
         merging.incoming.headers() >= merging.headers_limit
     }
 
-    /// Returns the time since which the IO has accepted nothing of the data to be written.
-    pub(super) fn stuck_since(&self) -> Option<Instant> {
-        self.0.lock().stuck_since
-    }
-
-    /// Returns the number of the frame or header block that the peer has begun to send, if it is not complete.
-    pub(super) fn begun(&self) -> Option<u64> {
-        self.0.lock().incoming.begun()
-    }
-
-    /// Returns the size of the buffer that waits to be written.
-    pub(super) fn buffered(&self) -> usize {
-        self.0.lock().pending.capacity()
-    }
-
     /// Returns the number of bytes that were ever written.
     pub(super) fn total(&self) -> u64 {
         self.0.lock().total
@@ -150,11 +132,6 @@ impl<T> BufferedIo<T> {
     /// Returns the underlying IO, if nothing else uses it any more.
     pub(super) fn into_io(self) -> Option<T> {
         Arc::into_inner(self.0).map(|merging| merging.into_inner().io)
-    }
-
-    /// Accesses the underlying IO.
-    pub(super) fn with_io<R>(&self, look: impl FnOnce(&T) -> R) -> R {
-        look(&self.0.lock().io)
     }
 }
 
@@ -341,19 +318,19 @@ mod tests {
         let (slices, large): (Vec<u8>, _) = ((0..200).cycle().take(WRITE_BYTES).collect(), vec![1; 10]);
         assert_eq!(assert_ready_ok!(write(&mut merge, &slices[..10])), 10);
         assert_eq!(assert_ready_ok!(write(&mut merge, &slices[10..])), WRITE_BYTES - 10);
-        assert_eq!(merge.stuck_since(), None);
+        assert_eq!(merge.lock().stuck_since, None);
         assert_pending!(write(&mut merge, &large), "there is room for 1000");
-        let since = merge.stuck_since().expect("stuck");
+        let since = merge.lock().stuck_since.expect("stuck");
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         assert_pending!(write(&mut merge, &large));
-        assert_eq!(merge.stuck_since(), Some(since));
+        assert_eq!(merge.lock().stuck_since, Some(since));
 
         let mut read = vec![0; WRITE_BYTES];
         let reads = async { tokio::io::AsyncReadExt::read_exact(&mut far, &mut read).await.unwrap() };
         let drains = std::future::poll_fn(|cx| merge.poll_drain(cx));
         let (_, drained) = tokio::join!(reads, drains);
         drained.unwrap();
-        assert_eq!((read, merge.stuck_since()), (slices, None));
+        assert_eq!((read, merge.lock().stuck_since), (slices, None));
         assert_eq!(assert_ready_ok!(write(&mut merge, &large)), 10);
     }
 

@@ -59,9 +59,8 @@ pub struct ServerConfig {
 /// State that all connections of a listener share.
 pub(super) struct ListenerShared {
     pub(super) is_local: fn(&Request<RequestBody>) -> bool,
+    pub(super) config: ServerConfig,
     pub(super) buffers: BufferPool,
-    pub(super) refused: Rejections,
-    pub(super) ledger: Arc<Ledger>,
     /// Log of the ends that the server decides.
     pub(super) ends: Arc<EndLog>,
     /// Cancelled when connections must accept no more streams.
@@ -85,26 +84,21 @@ impl<S> HttpService for S where
 pub(super) struct Connection<T: Io, S, B: BoundedBody> {
     http: Http<T>,
     service: S,
-    is_local: fn(&Request<RequestBody>) -> bool,
+    shared: Arc<ListenerShared>,
     peer: ConnectionPeer,
     waker: Waker,
     /// All that is left after the end.
     pub(super) io: BufferedIo<T>,
     streams: Streams<Exchange<B>>,
     stalled: StallTimer,
-    stalled_streams: Counter,
-    ends: Arc<EndLog>,
     /// True if the connection accepts no more streams, because its client reads nothing.
     is_closing: bool,
     /// Next of the two shutdown steps of the server, and its signal.
     ending: Option<(Ending, Pin<Box<WaitForCancellationFutureOwned>>)>,
-    cut: CancellationToken,
-    progress_timeout: Duration,
     /// Timeout of data that the socket does not accept; set while there is some.
     stuck: Option<Pin<Box<Sleep>>>,
     /// True if the kernel ends the connection when its peer accepts nothing for `progress_timeout`.
     is_timed_by_kernel: bool,
-    request_timeout: Duration,
     /// Number and timeout of a frame or header block that is not complete; set while there is one.
     begun: Option<(u64, Pin<Box<Sleep>>)>,
     /// Current limit on unsent bytes in the kernel.
@@ -178,7 +172,8 @@ where
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
-    pub(super) fn new(io: T, peer: ConnectionPeer, service: S, config: &ServerConfig, shared: &ListenerShared) -> Self {
+    pub(super) fn new(io: T, peer: ConnectionPeer, service: S, shared: Arc<ListenerShared>) -> Self {
+        let config = &shared.config;
         let streams = Streams::new();
         let is_timed_by_kernel = set_user_timeout(&io, config.progress_timeout);
         let io = BufferedIo::new(io, shared.buffers.clone(), streams.wakes());
@@ -197,29 +192,24 @@ where
             drain_time: linger_time(config.drain_period),
             is_draining: false,
         };
-        shared.ledger.add(streams.wakes());
+        config.ledger.add(streams.wakes());
         let waker = streams.connection_waker();
         waker.wake_by_ref();
         Self {
             http: Http::Handshake(Box::new(preface)),
             service,
-            is_local: shared.is_local,
             peer,
             waker,
             io,
             streams,
             stalled: StallTimer::new(config.progress_timeout),
-            stalled_streams: config.stalled.clone(),
-            ends: Arc::clone(&shared.ends),
             is_closing: false,
             ending: Some((Ending::Drain, Box::pin(shared.draining.clone().cancelled_owned()))),
-            cut: shared.cut.clone(),
-            progress_timeout: config.progress_timeout,
             stuck: None,
             is_timed_by_kernel,
-            request_timeout: config.request_timeout,
             begun: None,
             unsent: 0,
+            shared,
         }
     }
 
@@ -231,7 +221,7 @@ where
                     let mut http = match Pin::new(&mut preface.handshake).poll(cx) {
                         Poll::Ready(http) => http?,
                         Poll::Pending if preface.timeout.as_mut().poll(cx).is_ready() => {
-                            let late = ConnectionError::NoPreface(self.request_timeout);
+                            let late = ConnectionError::NoPreface(self.shared.config.request_timeout);
                             return Poll::Ready(if preface.is_draining { Ok(()) } else { Err(late) });
                         }
                         Poll::Pending => return Poll::Pending,
@@ -266,8 +256,8 @@ where
     /// Begins a stream, in this task or in one of its own.
     fn begin(&mut self, request: Request<RecvStream>, respond: SendResponse<DataPayload>) {
         let mut request = request.map(RequestBody::new);
-        let (is_local, handle) = ((self.is_local)(&request), self.streams.handle());
-        self.io.begin(respond.stream_id().as_u32(), &handle);
+        let (is_local, handle) = ((self.shared.is_local)(&request), self.streams.handle());
+        self.io.lock().windows.begin(respond.stream_id().as_u32(), &handle);
         self.peer.introduce(&mut request);
         request.extensions_mut().insert(handle.clone());
         let call = Box::pin(self.service.clone().oneshot(request).map_err(Into::into));
@@ -287,7 +277,7 @@ where
             match *ending {
                 Ending::Drain => {
                     self.http.drain();
-                    self.ending = Some((Ending::Cut, Box::pin(self.cut.clone().cancelled_owned())));
+                    self.ending = Some((Ending::Cut, Box::pin(self.shared.cut.clone().cancelled_owned())));
                 }
                 Ending::Cut => {
                     self.ends(StreamEnd::Drained);
@@ -303,16 +293,16 @@ where
     /// Fails if the socket has accepted nothing for too long. A connection that is only flow-controlled has nothing to write: its data
     /// waits in the queues of its streams.
     fn poll_stuck(&mut self, cx: &mut Context<'_>) -> Result<(), ConnectionError> {
-        let Some(since) = self.io.stuck_since() else {
+        let Some(since) = self.io.lock().stuck_since else {
             if self.stuck.take().is_some() {
                 self.streams.wakes().note_buffered(0);
             }
             return Ok(());
         };
-        self.streams.wakes().note_buffered(self.io.buffered());
+        self.streams.wakes().note_buffered(self.io.lock().pending.capacity());
+        let timeout = self.shared.config.progress_timeout;
         // Once all streams were ended, there is nothing left to send but the last frames.
-        let timeout = if self.streams.is_deserted() { DESERTED_TIMEOUT } else { self.progress_timeout };
-        let timeout = timeout.min(self.progress_timeout);
+        let timeout = if self.streams.is_deserted() { timeout.min(DESERTED_TIMEOUT) } else { timeout };
         // The kernel sees each byte that the peer takes. The socket accepts nothing before about half of its buffer is free.
         let is_kernels = self.is_timed_by_kernel && !self.streams.is_deserted();
         let deadline = since + if is_kernels { timeout * KERNEL_FACTOR } else { timeout };
@@ -324,23 +314,21 @@ where
             return Ok(());
         }
         // Closes with RST: otherwise the kernel would keep its buffers for a client that has vanished.
-        self.io.with_io(|io| {
-            if let Some(tcp) = io.tcp() {
-                socket2::SockRef::from(tcp).set_linger(Some(Duration::ZERO)).unwrap_or_default();
-            }
-        });
+        if let Some(tcp) = self.io.lock().io.tcp() {
+            socket2::SockRef::from(tcp).set_linger(Some(Duration::ZERO)).unwrap_or_default();
+        }
         Err(ConnectionError::Stuck(timeout))
     }
 
     /// Fails if the client has begun a frame or a header block and does not complete it. The time does not count while the socket
     /// is full, because the connection does not read then.
     fn poll_begun(&mut self, cx: &mut Context<'_>) -> Result<(), ConnectionError> {
-        let begun = if self.stuck.is_none() { self.io.begun() } else { None };
+        let begun = if self.stuck.is_none() { self.io.lock().incoming.begun() } else { None };
         let Some(number) = begun else {
             self.begun = None;
             return Ok(());
         };
-        let timeout = self.request_timeout;
+        let timeout = self.shared.config.request_timeout;
         let next = || (number, Box::pin(tokio::time::sleep(timeout)));
         let (known, timer) = self.begun.get_or_insert_with(next);
         if *known != number {
@@ -356,7 +344,7 @@ where
     fn ends(&self, end: StreamEnd) {
         let wakes = self.streams.wakes();
         if wakes.open() > 0 {
-            self.ends.ended(self.peer.peer, end, wakes.open());
+            self.shared.ends.ended(self.peer.peer, end, wakes.open());
         }
         wakes.ends(end);
     }
@@ -373,8 +361,8 @@ where
                 self.waker.wake_by_ref();
             }
             if checked.stalled > 0 {
-                self.ends.ended(self.peer.peer, StreamEnd::Stalled, checked.stalled);
-                self.stalled_streams.inc_by(checked.stalled as u64);
+                self.shared.ends.ended(self.peer.peer, StreamEnd::Stalled, checked.stalled);
+                self.shared.config.stalled.inc_by(checked.stalled as u64);
             }
         }
         if !self.is_closing && self.streams.is_deserted() {
@@ -435,12 +423,10 @@ where
         }
         self.unsent = wanted;
         #[cfg(target_os = "linux")]
-        self.io.with_io(|io| {
-            if let Some(tcp) = io.tcp() {
-                // If this fails, the kernel's own limit applies, which is only larger.
-                socket2::SockRef::from(tcp).set_tcp_notsent_lowat(wanted as u32).unwrap_or_default();
-            }
-        });
+        if let Some(tcp) = self.io.lock().io.tcp() {
+            // If this fails, the kernel's own limit applies, which is only larger.
+            socket2::SockRef::from(tcp).set_tcp_notsent_lowat(wanted as u32).unwrap_or_default();
+        }
     }
 }
 
@@ -482,7 +468,7 @@ where
         let this = self.get_mut();
         let mut ended = ready!(this.poll_ended(task));
         if this.is_timed_by_kernel {
-            ended = ended.map_err(|error| error.timed_by_kernel(this.progress_timeout));
+            ended = ended.map_err(|error| error.timed_by_kernel(this.shared.config.progress_timeout));
         }
         if let Some(end) = ended.as_ref().err().and_then(ConnectionError::end) {
             this.ends(end);

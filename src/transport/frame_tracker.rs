@@ -5,7 +5,7 @@
 //! frames.
 
 /// Position in the data that a client sends, from its preface on.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct FrameTracker {
     /// Number of bytes of the preface that have not arrived.
     preface: usize,
@@ -49,17 +49,7 @@ const RESERVED: u32 = 1 << 31;
 
 impl FrameTracker {
     pub(super) fn new() -> Self {
-        Self {
-            preface: PREFACE_BYTES,
-            head: [0; HEAD_BYTES],
-            head_len: 0,
-            payload: 0,
-            is_in_headers: false,
-            complete: 0,
-            headers: 0,
-            entry: [0; SETTING_BYTES],
-            entry_len: 0,
-        }
+        Self { preface: PREFACE_BYTES, ..Self::default() }
     }
 
     /// Processes bytes that have arrived, and reports changes of windows.

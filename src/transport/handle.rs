@@ -25,7 +25,6 @@ use super::{
     Exceeded, Origin, StreamEnd,
     body::MAX_ROOM,
     budget::{BudgetKind, Budgets},
-    end::EndCell,
     progress::{Progress, Wait},
 };
 
@@ -34,6 +33,7 @@ use super::{
 pub struct StreamHandle(pub(super) Arc<StreamWaker>);
 
 /// State that the streams of a connection share: the list of ready streams, and the limits on unsent bytes.
+#[derive(Default)]
 pub(super) struct ConnectionWakes {
     pub(super) ready: Mutex<Vec<usize>>,
     pub(super) state: AtomicU8,
@@ -48,7 +48,7 @@ pub(super) struct ConnectionWakes {
     /// Number of bytes of all streams that were written or discarded.
     written: AtomicUsize,
     /// Reason for which the server has ended the connection with its streams.
-    end: EndCell,
+    end: OnceLock<StreamEnd>,
     /// Number of bytes that the bodies of the streams have encoded and not handed out.
     encoded_bytes: AtomicUsize,
     /// Size of the connection's buffer that the socket has not taken, in bytes.
@@ -77,7 +77,7 @@ pub(super) struct StreamWaker {
     /// True if the stream waits until fewer bytes are unsent.
     is_full: AtomicBool,
     /// Reason for which the server ends the stream.
-    end: EndCell,
+    end: OnceLock<StreamEnd>,
     pub(super) progress: Progress,
     /// Waker of the stream's own task, if it has one.
     pub(super) task: AtomicWaker,
@@ -139,12 +139,12 @@ impl StreamHandle {
     /// Returns the reason for which the server has ended the stream, or its connection. `None` if it has not, or if the stream's body
     /// has ended by itself.
     pub fn ended(&self) -> Option<StreamEnd> {
-        self.0.end.get().or_else(|| self.0.wakes.end.get())
+        self.0.end.get().or_else(|| self.0.wakes.end.get()).copied()
     }
 
     /// Requests the end of the stream; the first reason counts.
     pub(super) fn ends(&self, end: StreamEnd) {
-        self.0.end.set(end);
+        self.0.end.get_or_init(|| end);
         self.0.wake_by_ref();
     }
 
@@ -189,7 +189,7 @@ impl StreamHandle {
 
     /// Records that the stream ends because it has failed.
     pub(super) fn fails(&self) {
-        self.0.end.set(StreamEnd::Failed);
+        self.0.end.get_or_init(|| StreamEnd::Failed);
     }
 
     /// Ends the stream because its client reads nothing.
@@ -346,22 +346,7 @@ impl fmt::Debug for StreamHandle {
 
 impl ConnectionWakes {
     pub(super) fn new() -> Self {
-        Self {
-            ready: Mutex::default(),
-            state: AtomicU8::new(PARKED),
-            task: AtomicWaker::new(),
-            budgets: Budgets::new(),
-            open: AtomicUsize::new(0),
-            has_stalled: AtomicBool::new(false),
-            initial_window: AtomicU32::new(DEFAULT_WINDOW),
-            written: AtomicUsize::new(0),
-            end: EndCell::default(),
-            encoded_bytes: AtomicUsize::new(0),
-            buffered: AtomicUsize::new(0),
-            memory_limit: AtomicUsize::new(0),
-            owner_limit: AtomicUsize::new(0),
-            waiting: WaitingStreams::default(),
-        }
+        Self { initial_window: AtomicU32::new(DEFAULT_WINDOW), ..Self::default() }
     }
 
     /// Returns true if the last stream is over, and some were ended because of their client.
@@ -371,7 +356,7 @@ impl ConnectionWakes {
 
     /// Records the end of the connection by the server; the first reason counts.
     pub(super) fn ends(&self, end: StreamEnd) {
-        self.end.set(end);
+        self.end.get_or_init(|| end);
     }
 
     /// Returns the number of streams that are not over.
@@ -421,7 +406,7 @@ impl StreamWaker {
             kept: AtomicUsize::new(0),
             owner: OnceLock::new(),
             is_full: AtomicBool::new(false),
-            end: EndCell::default(),
+            end: OnceLock::new(),
             progress: Progress::default(),
             task: AtomicWaker::new(),
         }

@@ -26,7 +26,7 @@ use tokio::{
 use tower::ServiceExt;
 
 use super::{
-    BoundedBody, BoundedFrame, Chunk, Peer, RequestBody, Room, ServerConfig, StreamEnd, StreamHandle,
+    BoundedBody, BoundedFrame, Chunk, Peer, RequestBody, Room, StreamEnd, StreamHandle,
     body::{BoxError, MAX_ROOM},
     budget::BudgetKind,
     buffered_io::{Io, set_user_timeout},
@@ -59,17 +59,13 @@ type Answer<B> = Pin<Box<dyn Future<Output = Result<Response<Http1Body<B>>, Http
 struct Http1Error(BoxError);
 
 /// Serves one connection until it ends, or the server has drained.
-pub(super) async fn drive<T, S, B>(
-    io: T,
-    peer: ConnectionPeer,
-    service: S,
-    config: ServerConfig,
-    shared: Arc<ListenerShared>,
-) where
+pub(super) async fn drive<T, S, B>(io: T, peer: ConnectionPeer, service: S, shared: Arc<ListenerShared>)
+where
     T: Io,
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
+    let config = &shared.config;
     set_user_timeout(&io, config.progress_timeout);
     if let Some(tcp) = io.tcp() {
         let keepalive = socket2::TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL);
@@ -77,7 +73,7 @@ pub(super) async fn drive<T, S, B>(
         drop(socket2::SockRef::from(tcp).set_tcp_keepalive(&keepalive.with_retries(PROBES)));
     }
     let wakes = Arc::new(ConnectionWakes::new());
-    shared.ledger.add(&wakes);
+    config.ledger.add(&wakes);
     let current = Current::default();
     let timed = TimedIo {
         io,
@@ -117,7 +113,7 @@ pub(super) async fn drive<T, S, B>(
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
                     if error.is_timeout() {
-                        shared.refused.count("request_timeout");
+                        config.refused.count("request_timeout");
                     }
                     tracing::debug!(peer = %peer.peer, %error, "connection ended");
                 }

@@ -7,8 +7,28 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::auth::{CertificateNames, CertificateUser, Identity, IdentityDetails};
 
+/// Time at which the certificate of a connection's client expires, whatever names it has; an extension of each request.
+#[derive(Debug, Clone, Copy)]
+pub struct CertificateExpiry(SystemTime);
+
 /// Longest name, in bytes. A longer one is no name that anybody has given on purpose.
 const MAX_BYTES: usize = 1024;
+
+// === impl CertificateExpiry ===
+
+impl CertificateExpiry {
+    /// Reads a certificate that TLS has verified; none if that fails.
+    pub(super) fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let not_after = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or_default();
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(not_after)).map(Self)
+    }
+
+    /// Returns true if the certificate has expired.
+    pub fn has_passed(self, now: SystemTime) -> bool {
+        self.0 <= now
+    }
+}
 
 /// Reads a certificate that TLS has verified. The groups are the organisations of the subject, as in Kubernetes.
 ///
@@ -16,6 +36,7 @@ const MAX_BYTES: usize = 1024;
 ///
 /// The certificate has no user, more than one, or a user or group that its authority may not give.
 pub(super) fn identity_of(certificate: &CertificateDer<'_>, names: CertificateNames) -> Result<Identity, &'static str> {
+    let expires = CertificateExpiry::of(certificate).map(|expiry| expiry.0);
     let (_, certificate) = X509Certificate::from_der(certificate).map_err(|_| "not X.509")?;
     let user = match names.user {
         CertificateUser::CommonName => None,
@@ -27,8 +48,6 @@ pub(super) fn identity_of(certificate: &CertificateDer<'_>, names: CertificateNa
     }
     let organisations = certificate.subject().iter_organization();
     let groups = organisations.filter_map(|group| group.as_str().ok().map(str::to_owned)).collect();
-    let not_after = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or_default();
-    let expires = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(not_after));
     let identity = Identity::new(IdentityDetails { user, groups, expires, ..IdentityDetails::default() });
     if identity.reserved().is_some() && !names.has_system_names {
         return Err("a user or group begins with `system:` (authentication.certificate_system_names)");

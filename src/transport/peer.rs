@@ -8,9 +8,13 @@ use std::{
 
 use http::{HeaderMap, Request};
 use ipnet::IpNet;
+use rustls::pki_types::CertificateDer;
 
-use super::Origin;
-use crate::auth::Identity;
+use super::{
+    Origin,
+    identity::{CertificateExpiry, identity_of},
+};
+use crate::auth::{CertificateNames, Identity};
 
 /// Peer of a call; an extension of each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,8 +41,10 @@ pub enum Peer {
 #[derive(Debug, Clone)]
 pub(super) struct ConnectionPeer {
     pub(super) peer: Peer,
-    /// Client that TLS has authenticated.
+    /// Client that TLS has authenticated, if its certificate has names that can be used.
     pub(super) identity: Option<Identity>,
+    /// Time at which its certificate expires, if it has one.
+    pub(super) expiry: Option<CertificateExpiry>,
     trusted: TrustedPeers,
 }
 
@@ -104,15 +110,25 @@ impl ConnectionPeer {
             Peer::Tcp(address) if trusted.contains(address.ip()) => Peer::Proxy(address),
             _ => peer,
         };
-        Self { peer, identity: None, trusted: trusted.clone() }
+        Self { peer, identity: None, expiry: None, trusted: trusted.clone() }
     }
 
-    /// Adds the peer of a request and the identity of the connection to it.
+    /// Records the certificate of the client, which TLS has verified.
+    pub(super) fn presents(&mut self, certificate: &CertificateDer<'_>, names: CertificateNames) {
+        self.expiry = CertificateExpiry::of(certificate);
+        let identity = identity_of(certificate, names);
+        self.identity = identity.inspect_err(|problem| tracing::debug!(problem, "client certificate not used")).ok();
+    }
+
+    /// Adds the peer of a request, and the identity and the end of the certificate of the connection, to it.
     pub(super) fn introduce<B>(&self, request: &mut Request<B>) {
         let peer = self.of_call(request.headers());
         request.extensions_mut().insert(peer);
         if let Some(identity) = &self.identity {
             request.extensions_mut().insert(identity.clone());
+        }
+        if let Some(expiry) = self.expiry {
+            request.extensions_mut().insert(expiry);
         }
     }
 

@@ -7,8 +7,8 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc,
-        atomic::{AtomicU8, AtomicUsize, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll},
 };
@@ -24,8 +24,6 @@ pub struct PeerAccount {
     all: usize,
     each: usize,
     state: Mutex<State>,
-    /// Copy of the sum, which is read without the lock.
-    held: AtomicUsize,
 }
 
 /// Amount that one call holds; its owner must end the call when the charge is [ended](Self::poll_ended).
@@ -62,13 +60,9 @@ struct Held {
 /// End of a charge, which wakes the task of its call.
 #[derive(Debug, Default)]
 struct End {
-    /// 0, or the limit that was reached.
-    limit: AtomicU8,
+    exceeded: OnceLock<Exceeded>,
     task: AtomicWaker,
 }
-
-const ENDED_FOR_ALL: u8 = 1;
-const ENDED_FOR_SHARE: u8 = 2;
 
 // === impl PeerAccount ===
 
@@ -76,7 +70,7 @@ impl PeerAccount {
     /// Creates an account of at most `all`, and of `percent` of that for one peer.
     pub fn new(all: usize, percent: u32) -> Arc<Self> {
         let each = share_of(all, percent);
-        Arc::new(Self { all, each, state: Mutex::default(), held: AtomicUsize::new(0) })
+        Arc::new(Self { all, each, state: Mutex::default() })
     }
 
     /// Creates a charge of a peer, without an amount.
@@ -86,7 +80,7 @@ impl PeerAccount {
 
     /// Returns the sum of all amounts.
     pub fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+        self.state.lock().held
     }
 
     /// Ends the oldest charges while `peer`, whose amount has grown, or all peers hold too much. Returns their ends.
@@ -94,18 +88,18 @@ impl PeerAccount {
         let mut ended = Vec::new();
         loop {
             let of_peer = state.by_peer.get(&peer).map_or(0, |holdings| holdings.held);
-            let (from, limit) = if peer.is_some() && of_peer > self.each {
-                (peer, ENDED_FOR_SHARE)
+            let (from, exceeded) = if peer.is_some() && of_peer > self.each {
+                (peer, Exceeded::Share(self.each))
             } else if state.held > self.all
                 && let Some((most, _)) = state.by_peer.iter().max_by_key(|(_, holdings)| holdings.held)
             {
-                (*most, ENDED_FOR_ALL)
+                (*most, Exceeded::All(self.all))
             } else {
                 return ended;
             };
             let Some(oldest) = state.by_peer.get(&from).and_then(Holdings::oldest) else { return ended };
             let Some(held) = state.remove(from, oldest) else { return ended };
-            held.end.limit.store(limit, Ordering::Release);
+            held.end.exceeded.get_or_init(|| exceeded);
             ended.push(held.end);
         }
     }
@@ -138,9 +132,7 @@ impl PeerCharge {
             holdings.held += amount;
             let new = || Held { amount: 0, end: Arc::clone(&self.end) };
             holdings.charges.entry(number).or_insert_with(new).amount += amount;
-            let ended = self.account.shed(&mut state, self.peer);
-            self.account.held.store(state.held, Ordering::Relaxed);
-            ended
+            self.account.shed(&mut state, self.peer)
         };
         for end in ended {
             end.task.wake();
@@ -175,7 +167,6 @@ impl PeerCharge {
             state.remove(self.peer, number);
             self.number.store(0, Ordering::Relaxed);
         }
-        self.account.held.store(state.held, Ordering::Relaxed);
     }
 
     /// Waits until the account ends the charge. Returns the limit that was reached.
@@ -190,11 +181,7 @@ impl PeerCharge {
 
     /// Returns the limit for which the account has ended the charge.
     pub fn ended(&self) -> Option<Exceeded> {
-        match self.end.limit.load(Ordering::Acquire) {
-            ENDED_FOR_ALL => Some(Exceeded::All(self.account.all)),
-            ENDED_FOR_SHARE => Some(Exceeded::Share(self.account.each)),
-            _ => None,
-        }
+        self.end.exceeded.get().copied()
     }
 }
 

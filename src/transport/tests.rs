@@ -137,15 +137,6 @@ fn serve(pipe: usize) -> Serving {
     let ledger =
         Arc::new(Ledger::new(MEMORY, Counter::default()).with_limit_for_each(OWNER_MEMORY, Counter::default()));
     let ends = Arc::<EndLog>::default();
-    let shared = ListenerShared {
-        is_local: |request| ["/local", "/broken"].contains(&request.uri().path()),
-        buffers: BufferPool::default(),
-        refused: Rejections::default(),
-        ledger: Arc::clone(&ledger),
-        ends: Arc::clone(&ends),
-        draining: draining.clone(),
-        cut: cut.clone(),
-    };
     let stalled = Counter::default();
     let config = ServerConfig {
         progress_timeout: PROGRESS_TIMEOUT,
@@ -157,11 +148,19 @@ fn serve(pipe: usize) -> Serving {
         ledger: Arc::clone(&ledger),
         trusted_peers: TrustedPeers::default(),
     };
+    let shared = ListenerShared {
+        is_local: |request| ["/local", "/broken"].contains(&request.uri().path()),
+        buffers: BufferPool::default(),
+        config,
+        ends: Arc::clone(&ends),
+        draining: draining.clone(),
+        cut: cut.clone(),
+    };
     let (writes, is_stopped) = (Arc::default(), Arc::default());
     let near = Pipe { io: near, writes: Arc::clone(&writes), is_stopped: Arc::default() };
     let far = Pipe { io: far, writes: Arc::default(), is_stopped: Arc::clone(&is_stopped) };
     let peer = ConnectionPeer::new(Peer::Unix { uid: None }, &TrustedPeers::default());
-    let server = tokio::spawn(Connection::new(near, peer, service, &config, &shared));
+    let server = tokio::spawn(Connection::new(near, peer, service, Arc::new(shared)));
     Serving { far, server, opened, writes, is_stopped, draining, cut, stalled, ledger, ends }
 }
 

@@ -24,9 +24,9 @@ use tokio::{net::TcpStream, sync::Notify, task::spawn_blocking};
 use tokio_rustls::{Accept, TlsAcceptor, server::TlsStream};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{Peer, buffered_io::Io, identity::identity_of};
+use super::{Peer, buffered_io::Io, peer::ConnectionPeer};
 use crate::{
-    auth::{CertificateNames, Identity},
+    auth::CertificateNames,
     net::{FileError, FileKind, ReloadedFiles},
     turns::{Class, FairSemaphore, Party, QueueBounds},
 };
@@ -134,11 +134,11 @@ impl Tls {
         accepted
     }
 
-    /// Returns the identity of the client of a connection, if it has a certificate with names that can be used.
-    pub(super) fn identity(&self, stream: &TlsStream<TcpStream>) -> Option<Identity> {
-        let certificate = stream.get_ref().1.peer_certificates()?.first()?;
-        let identity = identity_of(certificate, self.names);
-        identity.inspect_err(|problem| tracing::debug!(problem, "client certificate not used")).ok()
+    /// Adds the certificate of its client, if it has one, to the peer of a connection.
+    pub(super) fn identify(&self, stream: &TlsStream<TcpStream>, peer: &mut ConnectionPeer) {
+        if let Some([certificate, ..]) = stream.get_ref().1.peer_certificates() {
+            peer.presents(certificate, self.names);
+        }
     }
 }
 

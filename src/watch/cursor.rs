@@ -19,7 +19,7 @@ use super::{
     cursors::Lifetime,
     history::Port,
     policy::State,
-    queue::{Queue, Turn},
+    queue::{Queue, Read, Turn},
     replay::ReplayPosition,
     shared::Shared,
 };
@@ -342,6 +342,10 @@ impl<F: Frame> Cursor<F> {
                     return Poll::Ready(Ok(Taken::Ended(end.clone())));
                 }
                 let Ok(block) = ready!(polled) else {
+                    // It was lost or merged since the turn was decided: then the next one says so.
+                    if self.queue.as_ref().is_some_and(|(queue, _)| queue.is_acting()) {
+                        continue;
+                    }
                     let end = End::Expired { oldest: self.cursors.shared.oldest() };
                     return Poll::Ready(Ok(Taken::Ended(end)));
                 };
@@ -405,6 +409,7 @@ impl<F: Frame> Cursor<F> {
         must_fit: bool,
     ) -> Result<FromBlock<F>, TooLarge> {
         let start = self.step.checked_sub(1).map_or(0, |last| block.steps[last].end);
+        let first = self.step;
         let (mut end, mut events, mut suppressed, mut last, mut too_large) = (start, 0, 0, None, None);
         while let Some(step) = block.steps.get(self.step) {
             let size = step.end - start;
@@ -420,14 +425,19 @@ impl<F: Frame> Cursor<F> {
                 break;
             }
         }
+        // First the queue: whoever looks at it meanwhile counts from the position that is further.
+        let note = |(queue, _): &(Arc<Queue<F>>, usize)| Some(queue.note_read(last?, events, suppressed));
+        let read = self.queue.as_ref().and_then(note);
+        if read == Some(Read::Refused) {
+            self.step = first;
+            return Ok(FromBlock::Nothing);
+        }
         if let Some(last) = last {
             self.at.clone_from(last);
             self.port.reads(self.at.offset);
         }
         self.suppressed += suppressed;
-        if let Some((queue, _)) = &self.queue
-            && queue.note_read(&self.at, events, suppressed)
-        {
+        if read == Some(Read::Frees) {
             self.cursors.shared.signals.free();
         }
         if let Some(too_large) = too_large {

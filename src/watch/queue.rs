@@ -96,6 +96,16 @@ pub(super) enum Turn {
     Ended(End),
 }
 
+/// Outcome of a take from a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    Noted,
+    /// The same, and the caller has to wake the writer.
+    Frees,
+    /// The policy has discarded or merged that since the reader's turn was decided: it takes nothing, and asks for the next turn.
+    Refused,
+}
+
 /// Number of changes that a reader evaluates at a time.
 const SLICE_CHANGES: usize = 1024;
 
@@ -138,9 +148,14 @@ impl<F: Frame> Queue<F> {
         self.options.length.max(1) as u64
     }
 
+    /// Returns the offset up to which the reader has read; `None` if that is everything.
+    fn read_up_to(&self, inner: &Inner) -> Option<u64> {
+        self.port.position().map(|read| read.max(inner.at.offset))
+    }
+
     /// Returns what is unread up to a published offset.
     fn unread(&self, inner: &Inner, head: u64) -> Unread {
-        let at = self.port.position().map_or(head, |read| read.max(inner.at.offset));
+        let at = self.read_up_to(inner).unwrap_or(head);
         let changes = head.saturating_sub(at);
         let counted =
             || inner.lookahead.as_ref().filter(|ahead| ahead.position.offset >= head).map(|ahead| ahead.events);
@@ -236,27 +251,29 @@ impl<F: Frame> Queue<F> {
         }
     }
 
-    /// Records what the reader has taken, and the suppressed changes among it. The writer may wait for the reader once that is
-    /// enough, and continues once its queue is at most half full again. Returns true if the caller has to wake the writer.
-    pub(super) fn note_read(&self, at: &ReplayPosition, events: u64, suppressed: u64) -> bool {
+    /// Records what the reader takes, and the suppressed changes among it, unless that was lost or merged since its turn. The writer may
+    /// wait for the reader once that is enough, and continues once its queue is at most half full again.
+    pub(super) fn note_read(&self, at: &ReplayPosition, events: u64, suppressed: u64) -> Read {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
+        let is_refused = match inner.state {
+            State::Merging { .. } => true,
+            State::Frozen { until, .. } => self.read_up_to(inner).is_none_or(|from| from >= until),
+            _ => false,
+        };
+        if is_refused {
+            return Read::Refused;
+        }
         inner.at.clone_from(at);
-        // Then the writer has begun that while the reader took.
-        let is_merging = matches!(inner.state, State::Merging { .. });
         match &mut inner.lookahead {
-            Some(ahead) if ahead.position.offset > at.offset && !(is_merging && events > 0) => {
-                ahead.pass(events, suppressed, self.length());
-            }
-            // Only what follows merges.
-            _ if is_merging => inner.begin_merge(at.offset),
+            Some(ahead) if ahead.position.offset > at.offset => ahead.pass(events, suppressed, self.length()),
             ahead => *ahead = None,
         }
         inner.taken_meanwhile.iter_mut().for_each(|taken| *taken += events);
         if let State::Frozen { left, .. } = &mut inner.state {
             *left = left.saturating_sub(events);
         }
-        let Some(right) = &mut inner.right else { return false };
+        let Some(right) = &mut inner.right else { return Read::Noted };
         if let Some(read) = &mut right.read {
             read.add(events);
         }
@@ -266,10 +283,11 @@ impl<F: Frame> Queue<F> {
             self.acts_from(inner, at.offset);
         }
         if !matches!(inner.state, State::Blocking) {
-            return false;
+            return Read::Noted;
         }
         let Unread { changes, events, length, .. } = self.unread(inner, self.shared.past.head());
-        events.unwrap_or(changes) <= length / 2 && self.unblock(inner, Instant::now())
+        let is_freed = events.unwrap_or(changes) <= length / 2 && self.unblock(inner, Instant::now());
+        if is_freed { Read::Frees } else { Read::Noted }
     }
 
     /// Lets the history keep what the queue needs, of which the policy acts from now on.
@@ -291,7 +309,7 @@ impl<F: Frame> Queue<F> {
 
     /// Counts or merges further changes, at most `most`. Returns true if it has reached the offset.
     fn look(&self, inner: &mut Inner, head: u64, most: usize) -> Result<bool, Stop> {
-        let at = self.port.position().map_or(head, |read| read.max(inner.at.offset));
+        let at = self.read_up_to(inner).unwrap_or(head);
         let begin = ReplayPosition { offset: at, ..inner.at.clone() };
         let Some(ahead) = inner.lookahead() else { return Ok(false) };
         ahead.begin(begin);
@@ -328,14 +346,17 @@ impl<F: Frame> Queue<F> {
         };
     }
 
-    /// Ends the queue before the others.
+    /// Ends the queue before the others, unless it has ended.
     fn stop(&self, inner: &mut Inner, stop: Stop) {
+        inner.lookahead = None;
+        inner.merged = Size::default();
+        if matches!(inner.state, State::Ended(_)) {
+            return;
+        }
         let stats = &self.shared.stats;
         let counter = if stop == Stop::TooLarge { &stats.overmerged } else { &stats.expired };
         counter.fetch_add(1, Ordering::Relaxed);
         inner.state = State::Ended(End::Expired { oldest: self.shared.oldest() });
-        inner.lookahead = None;
-        inner.merged = Size::default();
     }
 
     /// Returns the number of events that wait, as far as they were counted, or of changes.
@@ -364,6 +385,11 @@ impl<F: Frame> Queue<F> {
     /// Returns the number of events that were lost under DROP and not handed to the reader.
     pub(super) fn losses(&self) -> u64 {
         self.inner.lock().losses
+    }
+
+    /// Returns true while the policy discards or merges what is unread: the history need not keep that.
+    pub(super) fn is_acting(&self) -> bool {
+        matches!(self.inner.lock().state, State::Frozen { .. } | State::Merging { .. })
     }
 
     /// Returns true if it was evicted under BLOCK.

@@ -10,6 +10,7 @@ mod merging;
 mod panics;
 mod policies;
 pub(crate) mod property;
+mod queues;
 mod reader;
 mod stress;
 mod text;
@@ -52,8 +53,12 @@ impl World {
     }
 
     fn put_sized(&mut self, name: &str, app: &str, body: usize) -> Change {
+        self.change(name, object(name, app, self.version + 1, body))
+    }
+
+    /// Creates or changes an object to a state of the next version.
+    fn change(&mut self, name: &str, new: Arc<Object>) -> Change {
         self.version += 1;
-        let new = object(name, app, self.version, body);
         let old = self.objects.insert(name.to_owned(), Arc::clone(&new));
         Change { old, new: Some(new), version: version(self.version), cause: Cause::Change, index_values: None }
     }

@@ -249,6 +249,24 @@ async fn each_watch_of_a_subscribe_stream_has_its_own_lines() {
     }
 }
 
+/// A watch that is refused when it joins, and one that still waits when its stream ends, have the status that their client receives.
+#[tokio::test]
+async fn a_watch_that_is_refused_has_the_status_of_the_refusal() {
+    let rig = Rig::new(Options::default()).await;
+    let (requests, sent) = mpsc::channel(10);
+    let mut client = rig.sandbox.in_process();
+    let mut responses = client.subscribe(by("alice", ReceiverStream::new(sent))).await.unwrap().into_inner();
+    for (id, version) in [(1, "foreign.1"), (2, "99"), (0, "")] {
+        let watch = Some(pb::WatchRequest { resource_version: version.to_owned(), ..watch_pods() });
+        let request = pb::SubscribeRequest { open: vec![pb::OpenWatch { id, watch }], ..Default::default() };
+        requests.send(request).await.unwrap();
+    }
+    while responses.message().await.is_ok_and(|message| message.is_some()) {}
+    let found = rig.lines(4).await;
+    let found: Vec<String> = found.iter().map(|line| fields(line, "event from status")).collect();
+    assert_eq!(found, ["begin foreign.1 -", "end foreign.1 OutOfRange", "begin 99 -", "end 99 InvalidArgument"]);
+}
+
 /// Checks that without authorization only this machine ends watches of others, and that each attempt has a line.
 #[tokio::test]
 async fn who_ends_watches_has_a_line() {

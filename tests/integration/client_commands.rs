@@ -530,6 +530,15 @@ fn a_state_is_the_whole_list_after_each_change() {
     assert_eq!([rows.row(), rows.row()], ["", "a   web   0/0   Running   0   <none>"]);
     assert_eq!(names(lists.row()), ["a/api", "a/web", "b/db"]);
 
+    // With a view the labels are no part of the body.
+    let labels = ["pods", "--state", "-n", "b", "--fields", "spec", "-L", "app", "--no-headers"];
+    let mut labels = Watch::start(&server, &labels);
+    assert!(labels.row().ends_with("   db"));
+    write(&directory, "3.json", &pod("b", "db", "Running").replace(r#""app": "db""#, r#""app": "other""#));
+    assert_eq!(labels.row(), "");
+    assert!(labels.row().ends_with("   other"));
+    assert_eq!(labels.interrupt().0, Some(0));
+
     // The pipe holds a fraction of these lists.
     for n in 0..300 {
         write(&directory, &format!("p{n}.json"), &pod("c", &format!("p{n:03}"), &"x".repeat(300)));

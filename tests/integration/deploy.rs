@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
+    command_line::run,
     contract::table,
     manifest::{Manifest, items, named, text},
 };
@@ -177,4 +178,11 @@ fn the_operations_page_has_every_alert_and_no_other() {
     let rules = items(&rule["spec"]["groups"]).iter().flat_map(|group| items(&group["rules"]));
     let alerts: Vec<&str> = rules.map(|rule| rule["alert"].as_str().unwrap()).collect();
     assert_eq!(table(include_str!("../../docs/operations.md"), "## Alerts"), alerts);
+}
+
+#[test]
+fn the_packaged_unit_may_bind_the_socket_of_the_help() {
+    let (_, help, _) = run(&["healthcheck", "--help"]);
+    assert!(help.contains("--server unix:/run/informerd/informerd.sock"), "{help}");
+    assert!(text("informerd.service").lines().any(|line| line == "RuntimeDirectory=informerd"));
 }

@@ -168,6 +168,63 @@ fn the_keys_in_the_documents_are_keys_of_the_configuration() {
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
+/// Names in code of these pages that are no keys of the configuration.
+const OTHER_NAMES: &[&str] = &[
+    "admin",
+    "ann",
+    "aud",
+    "authorization",
+    "create",
+    "debug",
+    "disconnect",
+    "edge",
+    "email",
+    "email_verified",
+    "exp",
+    "formats",
+    "get",
+    "groups",
+    "history",
+    "impersonate",
+    "impersonator",
+    "informerd",
+    "iss",
+    "kid",
+    "list",
+    "namespaces",
+    "nbf",
+    "object",
+    "only_if_changed",
+    "rejected",
+    "tokenreviews",
+    "users",
+    "watch",
+];
+
+/// Checks the names without a section, on the pages of one section each.
+#[test]
+fn the_keys_on_the_pages_of_callers_are_keys_of_their_section() {
+    let pages = [
+        ("docs/authentication.md", &["authentication.", "tls."][..]),
+        ("docs/authorization.md", &["authorization.", "authentication.", "limits.", "resources."]),
+    ];
+    let (mut unknown, mut checked) = (Vec::new(), 0);
+    for (page, sections) in pages {
+        let reference = informerd::config::reference();
+        let keys = reference.iter().filter(|key| sections.iter().any(|section| key.path.starts_with(section)));
+        let known: BTreeSet<&str> =
+            keys.flat_map(|key| key.path.split('.')).chain(OTHER_NAMES.iter().copied()).collect();
+        let is_name = |span: &&str| span.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        let (text, _) = without_blocks(&fs::read_to_string(page).unwrap());
+        let names: Vec<&str> =
+            code_spans(&text).filter(is_name).filter(|span| !span.starts_with("informerd_")).collect();
+        checked += names.len();
+        unknown.extend(names.into_iter().filter(|name| !known.contains(name)).map(|name| format!("{page}: {name}")));
+    }
+    assert!(checked > 50, "the names were found");
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
+
 /// Looks each metric up by its registered name, also without the prefix of the crate: the encoder adds the unit, `_total` and `_info`.
 #[test]
 fn the_metrics_in_the_documents_are_in_the_code() {

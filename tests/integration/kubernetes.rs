@@ -889,6 +889,28 @@ async fn a_review_allows_what_a_read_is_allowed() {
     }
 }
 
+/// The watch is among those whose rights are checked again from the time at which it waits.
+#[tokio::test(start_paused = true)]
+async fn a_watch_whose_rights_are_revoked_while_it_waits_for_its_version_gets_no_object() {
+    let directory = TempDir::new().unwrap();
+    let most_recent = MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) }));
+    let mut api = Api::with(authorized(&directory), most_recent, false, &[("shop", "a")]).await;
+    let address = api.address;
+    let waiting = tokio::spawn(async move {
+        let target = "/api/v1/namespaces/shop/pods?watch=1&resourceVersion=3&timeoutSeconds=60";
+        ask(address, "GET", target, &[("Authorization", "Bearer shop")], "").await
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let authorizer = api.sandbox.state.config().access.authorizer.clone().unwrap();
+    authorizer.set_rules(Rules::default());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    for name in ["b", "c", "d"] {
+        api.sandbox.put("shop", name, "").await;
+    }
+    let Answer { text, .. } = waiting.await.unwrap();
+    assert!(text.contains("\"code\":403") && !text.contains("ADDED"), "{text}");
+}
+
 #[tokio::test]
 async fn a_page_in_a_browser_reaches_no_objects_under_its_own_name() {
     let api = Api::start(&[("shop", "a")]).await;

@@ -326,19 +326,24 @@ async fn reads_and_watches_have_lines_in_the_audit_log() {
     let sandbox = Sandbox::start_with(options, vec![pod("shop", "p0", "")]).await;
     let api = Api::of(sandbox).await;
     let list = "/api/v1/pods?resourceVersion=0&labelSelector=!x";
-    for target in [list, "/api/v1/namespaces/shop/pods/none?resourceVersion=0"] {
+    let get = "/api/v1/namespaces/shop/pods";
+    for target in
+        [list, &format!("{get}/none?resourceVersion=0"), &format!("{get}/p0?resourceVersion=0"), &format!("{get}/p0")]
+    {
         ask(api.address, "GET", target, &[], "").await;
     }
     let watch = "/api/v1/namespaces/shop/pods?watch=1&resourceVersion=0&timeoutSeconds=1";
     assert_eq!(ask(api.address, "GET", watch, &[], "").await.text.lines().count(), 1);
     let names = "event method resource namespace name selection status events";
-    let found: Vec<_> = lines(&log, &file, 5).await.iter().map(|line| fields(line, names)).collect();
+    let found: Vec<_> = lines(&log, &file, 7).await.iter().map(|line| fields(line, names)).collect();
     assert_eq!(
         found,
         [
             "begin List pods - - labels=!x - -",
             "end List pods - - labels=!x Ok 1",
             "read Get pods shop none - NotFound 0",
+            "read Get pods shop p0 - Ok 1",
+            "read Get pods shop p0 - Ok 1",
             "begin Watch pods shop - namespace=shop - -",
             "end Watch pods shop - namespace=shop Ok 1",
         ]

@@ -235,7 +235,7 @@ fn a_foreign_directory_is_refused_and_stays_as_it_was() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
-    // Before any contact with the server, which does not run.
+    // The server does not run.
     let (code, notes) = rig.once("pods", &["--once"]);
     assert_eq!(code, 2, "{notes}");
     let named = r#"has files that are not of this mirror: "a.txt", "shop/web.json", "shop/web.yaml" and more; "#;
@@ -243,8 +243,43 @@ fn a_foreign_directory_is_refused_and_stays_as_it_was() {
     assert_eq!(read(&rig.directory()), tree(foreign));
     rig.write("1.json", &pod("shop", "web", "1"));
     rig.serve();
+    // It has not been mirrored yet.
+    for (resource, flags, expected) in [("pod", &[][..], 3), ("pods", &["-l", "a in"], 2)] {
+        let (code, notes) = rig.once(resource, &[&["--once", "--replace"], flags].concat());
+        assert_eq!((code, read(&rig.directory())), (expected, tree(foreign)), "{notes}");
+    }
     assert_eq!(rig.once("pods", &["--once", "--replace", "-q"]), (0, String::new()));
     assert_eq!(rig.copy(), tree([("shop/web.json", &*pod("shop", "web", "1"))]));
+}
+
+#[tokio::test]
+async fn foreign_files_are_replaced_once_the_server_has_answered() {
+    for objects in [&[("shop/web.json", "web")][..], &[]] {
+        let mut rig = Rig::new();
+        fs::create_dir(rig.directory()).unwrap();
+        fs::write(rig.directory().join("a.txt"), "a").unwrap();
+        let mut mirror = rig.mirror("pods", &["--replace"]);
+        mirror.note("Connection refused");
+        assert_eq!(read(&rig.directory()), tree([("a.txt", "a")]));
+        let mut expected = Tree::new();
+        for (path, name) in objects {
+            rig.write("1.json", &pod("shop", name, "1"));
+            expected.extend(tree([(*path, &*pod("shop", name, "1"))]));
+        }
+        rig.serve();
+        mirror.note("# synced");
+        assert_eq!(rig.copy(), expected);
+        assert!(rig.directory().join(".informerd-mirror").exists());
+        assert_eq!(mirror.terminate(), Some(0));
+    }
+}
+
+#[test]
+fn a_mirror_that_ends_before_its_only_state_is_complete_has_failed() {
+    let rig = Rig::new();
+    let mut mirror = rig.mirror("pods", &["--once"]);
+    mirror.note("Connection refused");
+    assert_eq!(mirror.terminate(), Some(143));
 }
 
 #[test]

@@ -6,8 +6,16 @@ use std::{
     process::Stdio,
 };
 
+use informerd::proto::pb::{
+    self,
+    admin_service_server::{AdminService, AdminServiceServer},
+    informer_service_server::{InformerService, InformerServiceServer},
+};
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio_stream::{StreamExt, wrappers::TcpListenerStream};
+use tonic::{Request, Response, Status, codegen::BoxStream};
 
 use crate::{
     authentication::line,
@@ -71,11 +79,33 @@ fn templates_columns_order_and_limit() {
         (&["watch", "pods", "--diff", "-o", "json"], "--diff is for tables"),
         (&["watch", "pods", "--state", "--since", "1"], "cannot be used with"),
         (&["get", "pods", "a/web", "b/db", "-w"], "--watch: with one NAME"),
+        (&["watch", "pods", "--state", "--metadata", "--timeout", "5s"], "cannot be used with"),
     ] {
         let (code, _, err) = server.run(arguments);
         assert!(code == 2 && err.contains(problem), "{arguments:?}: {err}");
     }
     assert_eq!(out(&["list", "pods", "--index", "namespace=b", "-o", "name"]).0, "b/db\n");
+}
+
+#[test]
+fn two_indexes_are_refused_by_every_command() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let copy = TempDir::new().unwrap();
+    let copy = copy.path().join("copy");
+    for command in [
+        &["list", "pods"][..],
+        &["watch", "pods", "--timeout", "5s"],
+        &["diff", "pods", "--from", "1"],
+        &["explain", "pods", "a/web"],
+        &["until", "pods", "--for", "delete", "--timeout", "5s"],
+        &["record", "none"],
+        &["mirror", "pods", copy.to_str().unwrap(), "--once"],
+    ] {
+        let (code, _, err) = server.run(&[command, &["--index", "namespace=a", "--index", "app=x"]].concat());
+        assert!(code == 2 && err.contains("two indexes"), "{command:?}: {err}");
+    }
+    assert!(!copy.exists());
 }
 
 #[test]
@@ -139,34 +169,221 @@ fn a_watch_without_its_reader_ends_before_the_next_event() {
     }
 }
 
+/// Server of the Pods a/web, b/web and b/db, one caller of which has the rights of a rule.
+struct Restricted {
+    directory: TempDir,
+    server: Server,
+}
+
+impl Restricted {
+    fn to(rule: &str) -> Self {
+        let directory = TempDir::new().unwrap();
+        fs::create_dir(directory.path().join("pods")).unwrap();
+        for (namespace, name) in [("a", "web"), ("b", "web"), ("b", "db")] {
+            let path = directory.path().join(format!("pods/{namespace}-{name}.json"));
+            fs::write(path, pod(namespace, name, "Running")).unwrap();
+        }
+        fs::write(directory.path().join("tokens"), line("secret", "ann")).unwrap();
+        fs::write(directory.path().join("token"), "secret").unwrap();
+        let rule = format!("{{ subjects: ['user:ann'], resources: [pods], {rule} }}");
+        let text = format!(
+            "{{ authentication: {{ token_file: tokens }}, authorization: {{ rules: [{rule}] }}, \
+             resources: {{ pods: {{ source: {{ files: {{ path: pods }} }} }} }} }}"
+        );
+        fs::write(directory.path().join("informerd.yaml"), text).unwrap();
+        let config = directory.path().join("informerd.yaml");
+        let server = Server::start_at("127.0.0.1:0", &["--config", config.to_str().unwrap()]);
+        Self { directory, server }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.directory.path().join(name).display().to_string()
+    }
+
+    /// Returns a command of the caller.
+    fn command(&self, arguments: &[&str]) -> std::process::Command {
+        self.server.command(&[arguments, &["--token-file", &self.path("token")]].concat())
+    }
+
+    /// Returns the exit code, stdout and stderr.
+    fn run(&self, arguments: &[&str]) -> (i32, String, String) {
+        let output = self.command(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+}
+
 #[test]
 fn an_answer_that_is_limited_to_namespaces_has_a_note() {
-    let directory = TempDir::new().unwrap();
-    let config = directory.path().join("informerd.yaml");
-    fs::create_dir(directory.path().join("pods")).unwrap();
-    fs::write(directory.path().join("pods/web.json"), pod("a", "web", "Running")).unwrap();
-    fs::write(directory.path().join("pods/db.json"), pod("b", "db", "Running")).unwrap();
-    fs::write(directory.path().join("tokens"), line("secret", "ann")).unwrap();
-    let token = directory.path().join("token");
-    fs::write(&token, "secret").unwrap();
-    let rule = "{ subjects: ['user:ann'], verbs: [list, watch], resources: [pods], namespaces: [a] }";
-    let text = format!(
-        "{{ authentication: {{ token_file: tokens }}, authorization: {{ rules: [{rule}] }}, \
-         resources: {{ pods: {{ source: {{ files: {{ path: pods }} }} }} }} }}"
-    );
-    fs::write(&config, text).unwrap();
-    let server = Server::start_at("127.0.0.1:0", &["--config", config.to_str().unwrap()]);
+    let limited = Restricted::to("verbs: [list, watch], namespaces: [a]");
     let note = "# pods: limited to what you may read: namespaces a\n";
-    let flags = ["--token-file", token.to_str().unwrap(), "-o", "name"];
-    let (code, out, err) = server.run(&[&["list", "pods"], &flags[..]].concat());
-    assert_eq!((code, out.as_str(), err.as_str()), (0, "a/web\n", note));
-    let (_, _, err) = server.run(&[&["list", "pods", "-n", "a"], &flags[..]].concat());
+    for (arguments, expected) in [
+        (&["list", "pods", "-o", "name"][..], "a/web\n"),
+        (&["get", "pods", "web", "-o", "name"], "a/web\n"),
+        (&["values", "pods", "namespace", "-o", "name"], "a\n"),
+    ] {
+        let (code, out, err) = limited.run(arguments);
+        assert_eq!((code, out.as_str(), err.as_str()), (0, expected, note), "{arguments:?}");
+    }
+    let (code, _, err) = limited.run(&["get", "pods", "db"]);
+    assert_eq!((code, err), (3, format!("{note}error: pods \"db\" not found in any namespace\n")));
+    let (_, _, err) = limited.run(&["list", "pods", "-n", "a", "-o", "name"]);
     assert_eq!(err, "", "it was limited by the request");
-    let mut watch = Watch::of(server.command(&[&["watch", "pods"], &flags[..]].concat()));
-    assert!(watch.note().starts_with("# synced: 1 object "));
-    assert_eq!(watch.note() + "\n", note);
-    let (code, _, err) = server.run(&["watchers", "-w", "--token-file", token.to_str().unwrap()]);
+    for arguments in [&["watch", "pods", "-o", "name"][..], &["record", "pods"]] {
+        let mut watch = Watch::of(limited.command(arguments));
+        assert!(watch.note().starts_with("# synced: 1 object "));
+        assert_eq!(watch.note() + "\n", note, "{arguments:?}");
+    }
+    for arguments in [&["watch", "pods", "--state"][..], &["mirror", "pods", &limited.path("copy")]] {
+        let mut watch = Watch::of(limited.command(arguments));
+        assert_eq!(watch.note() + "\n", note, "{arguments:?}");
+        assert!(watch.note().starts_with("# synced: 1 object "));
+    }
+    // The others are not compared.
+    let (code, out, err) =
+        limited.run(&["verify", "pods", "--config", &limited.path("informerd.yaml"), "--settle", "0s"]);
+    let equal = "# pods: 1 objects are those of the upstream\n";
+    assert_eq!((code, out.as_str(), err), (0, "", format!("{note}{equal}")));
+    let (code, _, err) = limited.run(&["watchers", "-w"]);
     assert_eq!(code, 5, "{err}");
+}
+
+#[test]
+fn a_right_to_metadata_alone_is_not_enough_for_states() {
+    let limited = Restricted::to("verbs: [list, watch], namespaces: ['*'], formats: [METADATA]");
+    for arguments in [&["list", "pods", "--metadata"][..], &["list", "pods"]] {
+        let (code, out, err) = limited.run(&[arguments, &["-o", "name"]].concat());
+        assert_eq!((code, out.as_str(), err.as_str()), (0, "a/web\nb/db\nb/web\n", ""), "{arguments:?}");
+    }
+    let (code, out, err) = limited.run(&["watch", "pods", "--state", "-o", "name", "--timeout", "5s"]);
+    assert_eq!((code, out.as_str()), (5, ""), "{err}");
+}
+
+/// Checks that a command whose output nobody reads has its exit code and its errors nevertheless.
+#[test]
+fn a_command_without_its_reader_still_reports_its_failure() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let away = directory.path().join("away.yaml");
+    let text = format!(
+        "resources:\n  pods: {{ source: {{ etcd: {{ endpoints: ['http://127.0.0.1:1'], prefix: / }} }} }}\n  \
+         things: {{ source: {{ files: {{ path: {} }} }} }}\n",
+        directory.path().join("none").display()
+    );
+    fs::create_dir(directory.path().join("none")).unwrap();
+    fs::write(&away, text).unwrap();
+    let (away, contexts) = (away.to_str().unwrap(), directory.path().join("contexts.yaml"));
+    fs::write(&contexts, "contexts: { down: { server: '127.0.0.1:1' } }\n").unwrap();
+    assert_eq!(server.run(&["until", "things", "--for", "type == 'SYNCED'"]).0, 0);
+    for (arguments, expected, problem) in [
+        (&["check", away][..], 1, "127.0.0.1:1"),
+        (&["verify", "things", "--config", away, "--settle", "0s"], 1, "are not those of the upstream"),
+        (&["status", "down"], 4, "down: cannot connect to"),
+        (&["disconnect", "999"], 3, "watches not found: 999"),
+        (&["get", "pods", "a/web", "a/none"], 3, "not found"),
+        (&["explain", "pods", "a/none"], 3, "not found"),
+    ] {
+        let mut command = server.command(arguments);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command.env("INFORMERD_CONTEXTS", &contexts).stdout(writer).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            output.status.code() == Some(expected) && err.contains(problem),
+            "{arguments:?}: {:?} {err}",
+            output.status
+        );
+    }
+}
+
+/// Server with the resource `pods`, also `po`, that nobody may read, and the resource `endless`, whose initial events have no end.
+struct Scripted;
+
+#[tonic::async_trait]
+impl InformerService for Scripted {
+    async fn list_resources(
+        &self,
+        _: Request<pb::ListResourcesRequest>,
+    ) -> Result<Response<pb::ListResourcesResponse>, Status> {
+        let pods = pb::Resource { name: "pods".to_owned(), aliases: vec!["po".to_owned()], ..pb::Resource::default() };
+        Ok(Response::new(pb::ListResourcesResponse { resources: vec![pods], server: None }))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<pb::WatchRequest>,
+    ) -> Result<Response<BoxStream<pb::WatchResponse>>, Status> {
+        match &*request.into_inner().resource {
+            "endless" => {}
+            "pods" => return Err(Status::permission_denied("no right to pods")),
+            _ => return Err(Status::not_found("not found")),
+        }
+        let object = pb::Object { name: "first".to_owned(), resource_version: "1".to_owned(), ..pb::Object::default() };
+        let first = pb::WatchResponse {
+            r#type: pb::EventType::Added.into(),
+            cause: pb::Cause::Initial.into(),
+            object: Some(object),
+            ..pb::WatchResponse::default()
+        };
+        Ok(Response::new(Box::pin(tokio_stream::once(Ok(first)).chain(tokio_stream::pending()))))
+    }
+}
+
+#[tonic::async_trait]
+impl AdminService for Scripted {
+    async fn list_watchers(
+        &self,
+        request: Request<pb::ListWatchersRequest>,
+    ) -> Result<Response<pb::ListWatchersResponse>, Status> {
+        match &*request.into_inner().resource {
+            "pods" => Err(Status::permission_denied("no right to pods")),
+            _ => Err(Status::not_found("not found")),
+        }
+    }
+}
+
+/// Runs a command of a client of the scripted server. Returns the exit code, stdout and stderr.
+async fn run_scripted(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let server = tonic::transport::Server::builder()
+        .add_service(InformerServiceServer::new(Scripted))
+        .add_service(AdminServiceServer::new(Scripted));
+    let serving = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    let running = tokio::task::spawn_blocking(move || {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        informerd(&[&arguments, &["--server", &address][..]].concat()).output().unwrap()
+    });
+    let output = tokio::time::timeout(DEADLINE, running).await.expect("it ends in time").unwrap();
+    serving.abort();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[tokio::test]
+async fn every_command_has_the_other_names_of_a_resource() {
+    let copy = TempDir::new().unwrap();
+    let copy = copy.path().join("copy");
+    for arguments in [
+        &["watch", "po"][..],
+        &["record", "po"],
+        &["mirror", "po", copy.to_str().unwrap(), "--replace"],
+        &["watchers", "po"],
+    ] {
+        let (code, out, err) = run_scripted(arguments).await;
+        assert!(code == Some(5) && err.contains("no right to pods"), "{arguments:?}: {err}");
+        // What a record ends with is a line.
+        assert!(!out.contains("not found"), "{arguments:?}: {out}");
+    }
+    assert!(!copy.exists(), "it has made no directory");
+}
+
+#[tokio::test]
+async fn a_watch_that_ends_before_its_first_list_is_complete_prints_what_it_has() {
+    let (code, out, err) = run_scripted(&["watch", "endless", "--no-headers", "--timeout", "2s"]).await;
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.starts_with("ADDED ") && out.contains(" first ") && out.lines().count() == 1, "{out}");
 }
 
 #[test]
@@ -383,6 +600,8 @@ fn a_context_names_a_server_and_its_files() {
     assert!(err.starts_with("error: down: cannot connect to 127.0.0.1:1"), "{err}");
     let (code, out, _) = run(&["status", "two", "one", "-o", "name"], &[]);
     assert_eq!((code, &*out), (Some(0), "two/pods\ntwo/things\none/pods\none/things\n"));
+    let (code, _, err) = run(&["status", "two", "--token-file", "/none"], &[]);
+    assert!(code == Some(2) && err.contains("token file /none: No such file"), "{code:?}: {err}");
     let (code, out, _) = run(&["status", "-o", "name"], &[("INFORMERD_SERVER", second)]);
     assert_eq!(
         (code, out),

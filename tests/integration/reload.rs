@@ -1,17 +1,31 @@
 //! Reload of the configuration while the server runs.
 
-use std::{fs, future::pending, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    future::pending,
+    net::SocketAddr,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
 
 use informerd::{
     app::{App, Reloader},
     client::{Client, ListResult, Query, ServerAddress},
     config::ServeFlags,
-    proto::pb,
+    proto::pb::{self, admin_service_client::AdminServiceClient},
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    fs::{CWD, OFlags, mkfifoat},
+    process::{Pid, Signal, kill_process},
+};
 use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use tokio_util::task::AbortOnDropHandle;
-use tonic::{Code, Status, Streaming, transport::Channel};
+use tonic::{Code, Request, Status, Streaming, transport::Channel};
 
 use crate::{
     authentication::line,
@@ -24,6 +38,8 @@ struct Reloading {
     directory: TempDir,
     reloader: Reloader,
     address: ServerAddress,
+    /// Address of the admin port, if it is configured.
+    admin: Option<SocketAddr>,
     _running: AbortOnDropHandle<()>,
 }
 
@@ -38,6 +54,11 @@ impl Reloading {
     /// Starts a server of the resources `kept`, `replaced` and `removed`, each of an object in a directory of its name, and of
     /// further keys.
     async fn start(keys: &str, files: &[(&str, &str)]) -> Self {
+        Self::start_with(&text(keys, "kept: kept, replaced: replaced, removed: removed"), files).await
+    }
+
+    /// Starts a server of this configuration.
+    async fn start_with(configuration: &str, files: &[(&str, &str)]) -> Self {
         let directory = TempDir::new().unwrap();
         for name in ["kept", "replaced", "removed", "added", "other"] {
             let object = format!(r#"{{"kind":"Pod","metadata":{{"namespace":"x","name":"of-{name}"}}}}"#);
@@ -47,18 +68,33 @@ impl Reloading {
             write(&directory.path().join(name), text);
         }
         let config = directory.path().join("informerd.yaml");
-        write(&config, &text(keys, "kept: kept, replaced: replaced, removed: removed"));
+        write(&config, configuration);
         let flags = ServeFlags { config: Some(config), ..ServeFlags::default() };
         let app = App::builder_of(flags).unwrap().start().await.unwrap();
         let (address, reloader) = (app.grpc_address().to_string().parse().unwrap(), app.reloader().unwrap());
+        let admin = app.admin_address();
         let running = tokio::spawn(async { app.run(pending()).await.unwrap() });
-        Self { directory, reloader, address, _running: AbortOnDropHandle::new(running) }
+        Self { directory, reloader, address, admin, _running: AbortOnDropHandle::new(running) }
     }
 
     /// Reloads these keys and resources, each with its directory.
     fn reload(&self, keys: &str, resources: &str) {
-        write(&self.directory.path().join("informerd.yaml"), &text(keys, resources));
+        self.reload_as(&text(keys, resources));
+    }
+
+    /// Reloads this configuration.
+    fn reload_as(&self, configuration: &str) {
+        write(&self.directory.path().join("informerd.yaml"), configuration);
         self.reloader.reload();
+    }
+
+    /// Returns the status code of the readiness probe.
+    async fn readiness(&self) -> String {
+        let mut stream = TcpStream::connect(self.admin.unwrap()).await.unwrap();
+        stream.write_all(b"GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer.split(' ').nth(1).unwrap().to_owned()
     }
 
     async fn client(&self) -> Client {
@@ -155,6 +191,52 @@ async fn resources_are_added_replaced_and_removed_and_the_watches_of_others_stay
     write(&server.directory.path().join("kept/later.json"), object);
     let later = words(&next(&mut kept).await);
     assert!(later.starts_with("ADDED later"), "the watch has stayed open: {later}");
+}
+
+/// A client finds a resource that is being replaced, a server that was not ready is not, and a right to every resource is not one to
+/// none.
+#[tokio::test]
+async fn while_resources_are_replaced_the_former_ones_stay_in_the_list() {
+    const RELOADS: u16 = 100;
+    let configuration = |at: u16| {
+        let (directory, port) = (if at.is_multiple_of(2) { "replaced" } else { "other" }, 1 + at % 2);
+        format!(
+            "{{ listen: '127.0.0.1:0', admin: {{ listen: '127.0.0.1:0' }}, authentication: {{ token_file: tokens }}, authorization: {{ rules: \
+             [{{ subjects: ['user:ann'], verbs: [list], resources: ['*'], namespaces: ['*'] }}] }}, resources: {{ \
+             replaced: {{ source: {{ files: {{ path: {directory}, rescan: 100ms }} }} }}, \
+             dead: {{ source: {{ informerd: {{ endpoint: 'http://127.0.0.1:{port}' }} }} }} }} }}"
+        )
+    };
+    let files = [("tokens", &*(line("of-ann", "ann") + &line("of-bob", "bob"))), ("token", "of-ann")];
+    let server = Reloading::start_with(&configuration(0), &files).await;
+    let address = server.address.with_token_file(server.directory.path().join("token")).unwrap();
+    let ann = Client::connect(&address).await.unwrap();
+    let channel = Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap();
+    let mut bob = AdminServiceClient::new(channel);
+    let mut answers = BTreeSet::new();
+    let reloads = async {
+        for at in 1..=RELOADS {
+            server.reload_as(&configuration(at));
+            let expected = if at.is_multiple_of(2) { "of-replaced" } else { "of-other" };
+            loop {
+                let mut stats = Request::new(pb::GetStatsRequest {});
+                stats.metadata_mut().insert("authorization", "Bearer of-bob".parse().unwrap());
+                let stats = bob.get_stats(stats).await;
+                answers.insert(format!("stats {:?}", stats.map_or_else(|status| status.code(), |_| Code::Ok)));
+                answers.insert(format!("ready {}", server.readiness().await));
+                match ann.list(&Query::of("replaced")).await {
+                    Ok(listed) if listed.objects[0].name == expected => break,
+                    Ok(_) => {}
+                    Err(error) => {
+                        answers.insert(format!("list {:?}", error.code()));
+                    }
+                }
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, reloads).await.expect("reloaded in time");
+    answers.remove("list Unavailable");
+    assert_eq!(answers.into_iter().collect::<Vec<_>>(), ["ready 503", "stats PermissionDenied"]);
 }
 
 #[tokio::test]
@@ -265,4 +347,35 @@ async fn a_process_reloads_its_configuration_on_sighup() {
     let ready = server.get("/readyz").await;
     assert!(ready.starts_with("HTTP/1.0 200"), "a resource that is added does not make the server unready: {ready}");
     assert!(server.terminate().await.success());
+}
+
+/// A file of the new configuration may never be readable, as one on a network file system whose server is gone.
+#[tokio::test]
+async fn a_reload_that_cannot_read_a_file_does_not_hold_the_shutdown() {
+    let directory = TempDir::new().unwrap();
+    let path = |name: &str| -> PathBuf { directory.path().join(name) };
+    let (config, pipe) = (path("informerd.yaml"), path("password"));
+    fs::create_dir(path("kept")).unwrap();
+    let kept = "kept: { source: { files: { path: kept } } }";
+    write(&config, &format!("{{ resources: {{ {kept} }} }}"));
+    let server = Process::start(&["--config", config.to_str().unwrap()], None);
+    mkfifoat(CWD, &pipe, 0o600.into()).unwrap();
+    let etcd = "{ endpoints: ['http://127.0.0.1:1'], prefix: /x/, username: u, password_file: password }";
+    write(&config, &format!("{{ resources: {{ {kept}, stuck: {{ source: {{ etcd: {etcd} }} }} }} }}"));
+    kill_process(Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap(), Signal::HUP).unwrap();
+    // That of the password is opened to write once the server has it open to read, which then waits for the content.
+    let held = async {
+        loop {
+            let opened =
+                fs::OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&pipe);
+            match opened {
+                Ok(held) => break held,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let held = tokio::time::timeout(DEADLINE, held).await.expect("the server reads the file");
+    let ended = tokio::time::timeout(DEADLINE, server.terminate()).await;
+    drop(held);
+    assert!(ended.expect("an end in time").success());
 }

@@ -211,7 +211,12 @@ fn rows(exposition: &str) -> String {
 #[tokio::test]
 async fn the_metrics_page_has_every_metric_and_no_other() {
     let directory = TempDir::new().unwrap();
-    let expected = rows(&serve(directory.path()).metrics().await.0);
+    fs::write(directory.path().join("web.json"), WEB).unwrap();
+    let config = directory.path().join("informerd.yaml");
+    fs::write(&config, "{ resources: { pods: { verify_interval: 1h, source: { files: { path: ., kind: Pod } } } } }")
+        .unwrap();
+    let server = Process::start(&["--config", config.to_str().unwrap()], None);
+    let expected = rows(&server.metrics().await.0);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
     let page = fs::read_to_string(&path).unwrap();
     let head = "\n| metric | kind | labels | meaning |\n|---|---|---|---|\n";

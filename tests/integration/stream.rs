@@ -222,9 +222,9 @@ async fn garbage_and_events_that_are_too_large_are_reported_and_skipped() {
     let huge = event("ADDED", &"x".repeat(5 << 20), 1);
     let lines = [
         event("ADDED", "a", 1),
+        "oops\n".to_owned(),
         "{\"type\":\"ADDED\",\"obj\n".to_owned(),
         huge,
-        "oops\n".to_owned(),
         event("ADDED", "b", 1),
     ];
     let served = serve(Some(&lines.concat()), "{}").await;
@@ -235,7 +235,7 @@ async fn garbage_and_events_that_are_too_large_are_reported_and_skipped() {
     let at = |index: usize| problems[index].1;
     assert!(problems.len() == 4 && at(0).starts_with("line 2 (byte "), "{problems:?}");
     assert!(
-        problems[..3].iter().all(|(reason, _)| *reason == "OBJECT_INVALID") && at(2).starts_with("line 4 (byte 52")
+        problems[..3].iter().all(|(reason, _)| *reason == "OBJECT_INVALID") && at(2).starts_with("line 4 (byte 11")
     );
     assert_eq!(problems[3], ("UPSTREAM_UNREACHABLE", ""));
     assert_eq!(metric(&served, "informerd_source_problems").await, "4.0");

@@ -1,7 +1,7 @@
 //! Watches of a client that share one stream, by Subscribe: what they receive, one that is not read, a server without Subscribe,
 //! and the relays that use it.
 
-use std::{collections::BTreeMap, fs, sync::Arc};
+use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use informerd::{
@@ -23,6 +23,16 @@ use crate::{
 
 const RESOURCES: [&str; 3] = ["a", "b", "c"];
 
+/// Answer of a server to Subscribe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Subscribe {
+    Served,
+    /// As of an older server.
+    Missing,
+    /// None, while the connection answers PINGs.
+    Silent,
+}
+
 /// Server whose calls are recorded.
 struct Recorded {
     address: String,
@@ -31,8 +41,8 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Starts a server with this configuration, with Subscribe or without it.
-    async fn start(config: &str, has_subscribe: bool) -> Self {
+    /// Starts a server with this configuration.
+    async fn start(config: &str, subscribe: Subscribe) -> Self {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("informerd.yaml");
         fs::write(&path, format!("listen: 127.0.0.1:0\nadmin: {{listen: none}}\n{config}")).unwrap();
@@ -43,12 +53,14 @@ impl Recorded {
             let recorded = Arc::clone(&recorded);
             service_fn(move |call: CallRequest| {
                 let method = call.uri().path().rsplit('/').next().unwrap().to_owned();
-                let is_refused = method == "Subscribe" && !has_subscribe;
+                let subscribe = if method == "Subscribe" { subscribe } else { Subscribe::Served };
                 recorded.lock().push(method);
                 let answer = service.clone().oneshot(call);
                 async move {
-                    if is_refused {
-                        return Err(Status::unimplemented("an older server"));
+                    match subscribe {
+                        Subscribe::Served => {}
+                        Subscribe::Missing => return Err(Status::unimplemented("an older server")),
+                        Subscribe::Silent => std::future::pending().await,
                     }
                     Ok(answer.await.unwrap_or_else(|never| match never {}))
                 }
@@ -60,7 +72,7 @@ impl Recorded {
     }
 
     /// Starts a server of resources with the object `x`.
-    async fn files(directory: &TempDir, has_subscribe: bool) -> Self {
+    async fn files(directory: &TempDir, subscribe: Subscribe) -> Self {
         let resource = |name: &str| {
             let path = directory.path().join(name);
             fs::create_dir_all(&path).unwrap();
@@ -68,7 +80,7 @@ impl Recorded {
             format!("  {name}: {{source: {{files: {{path: {}}}}}}}\n", path.display())
         };
         let config = format!("resources:\n{}", RESOURCES.map(resource).concat());
-        Self::start(&config, has_subscribe).await
+        Self::start(&config, subscribe).await
     }
 
     /// Returns the number of calls of a method.
@@ -103,16 +115,16 @@ async fn synced(watch: &mut Watch) {
 
 #[tokio::test]
 async fn watches_of_a_client_are_one_call_where_the_server_has_subscribe() {
-    for has_subscribe in [true, false] {
+    for subscribe in [Subscribe::Served, Subscribe::Missing] {
         let directory = TempDir::new().unwrap();
-        let server = Recorded::files(&directory, has_subscribe).await;
+        let server = Recorded::files(&directory, subscribe).await;
         let client = subscribing(&server.address).await;
         let mut watches = RESOURCES.map(|name| client.watch(&Query::of(name), &WatchOptions::default()));
         for watch in &mut watches {
             synced(watch).await;
         }
         let calls = |server: &Recorded| (server.count("Subscribe"), server.count("Watch"));
-        assert_eq!(calls(&server), if has_subscribe { (1, 0) } else { (3, 3) });
+        assert_eq!(calls(&server), if subscribe == Subscribe::Served { (1, 0) } else { (3, 3) });
         for (watch, name) in watches.iter_mut().zip(RESOURCES) {
             write(&directory, name, "later", 1);
             assert_eq!(event(watch).await, "later");
@@ -135,19 +147,19 @@ async fn watches_of_a_client_are_one_call_where_the_server_has_subscribe() {
             tokio::task::yield_now().await;
         }
         synced(&mut client.watch(&Query::of("b"), &WatchOptions::default())).await;
-        assert_eq!(calls(&server), if has_subscribe { (2, 0) } else { (4, 4) });
+        assert_eq!(calls(&server), if subscribe == Subscribe::Served { (2, 0) } else { (4, 4) });
     }
 }
 
 #[tokio::test]
 async fn a_relay_of_several_resources_is_one_call() {
-    for has_subscribe in [true, false] {
+    for subscribe in [Subscribe::Served, Subscribe::Missing] {
         let directory = TempDir::new().unwrap();
-        let origin = Recorded::files(&directory, has_subscribe).await;
+        let origin = Recorded::files(&directory, subscribe).await;
         let resource =
             |name: &str| format!("  {name}: {{source: {{informerd: {{endpoint: \"{}\"}}}}}}\n", origin.address);
         let config = format!("resources:\n{}", RESOURCES.map(resource).concat());
-        let relay = Recorded::start(&config, true).await;
+        let relay = Recorded::start(&config, Subscribe::Served).await;
         let client = subscribing(&relay.address).await;
         for name in RESOURCES {
             let mut watch = client.watch(&Query::of(name), &WatchOptions::default());
@@ -158,7 +170,10 @@ async fn a_relay_of_several_resources_is_one_call() {
         }
         let calls = (origin.count("Subscribe"), origin.count("Watch"));
         // A relay opens a watch with more bookmarks while it is waited for.
-        assert!(if has_subscribe { calls == (1, 0) } else { calls.0 == calls.1 && calls.1 >= 3 }, "{calls:?}");
+        assert!(
+            if subscribe == Subscribe::Served { calls == (1, 0) } else { calls.0 == calls.1 && calls.1 >= 3 },
+            "{calls:?}"
+        );
     }
 }
 
@@ -232,4 +247,24 @@ async fn watches_move_together_from_a_server_that_drains() {
         after.put(namespace, "y", "").await;
         assert_eq!(event(watch).await, "y");
     }
+}
+
+/// A proxy may answer PINGs for a server that does not respond.
+#[tokio::test]
+async fn a_watch_leaves_a_connection_on_which_its_opening_is_silent() {
+    let directory = TempDir::new().unwrap();
+    let silent = Recorded::files(&directory, Subscribe::Silent).await;
+    let serving = Recorded::files(&directory, Subscribe::Served).await;
+    let proxy = TcpProxy::to(&silent.address).await;
+    let client = subscribing(proxy.address()).await;
+    let options = WatchOptions { list_timeout: Duration::from_millis(300), ..WatchOptions::default() };
+    let mut watch = client.watch(&Query::of("a"), &options);
+    while silent.count("Subscribe") == 0 {
+        tokio::select! {
+            _ = watch.next() => {}
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    proxy.lead_to(&serving.address);
+    assert_eq!(event(&mut watch).await, "x");
 }

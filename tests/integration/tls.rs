@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::{Duration, SystemTime},
 };
 
 use informerd::{
@@ -12,8 +13,10 @@ use informerd::{
     config::{Config, ListenAddr, ServeFlags},
     source::relay::{RelayConfig, RelaySource},
 };
+use rcgen::{CertificateParams, DistinguishedName};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 use crate::{authority::Authority, sandbox::DEADLINE};
 
@@ -126,6 +129,31 @@ async fn a_client_without_the_right_certificate_is_rejected() {
     for identity in [None, Some(stranger.sign(&["me"]))] {
         assert!(server.names(&authority, identity).await.is_err());
     }
+    server.stop().await;
+}
+
+/// A certificate admits its client as long as it is valid, whatever names it has.
+#[tokio::test]
+async fn a_certificate_without_a_user_is_refused_once_it_has_expired() {
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let server = Secured::start(&authority, Some(&clients)).await;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.not_after = (SystemTime::now() + Duration::from_secs(3)).into();
+    let identity = Some(clients.sign_these(&params));
+    let options = TlsOptions { authority: Some(authority.pem()), identity, server_name: None };
+    let client = Client::connect(&server.address.with_tls(options).unwrap()).await.unwrap();
+    assert_eq!(client.list(&Query::of("pods")).await.unwrap().objects.len(), 1);
+    let refused = async {
+        loop {
+            if let Err(error) = client.list(&Query::of("pods")).await {
+                break error;
+            }
+        }
+    };
+    let refused = tokio::time::timeout(DEADLINE, refused).await.expect("a refusal in time");
+    assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
+    drop(client);
     server.stop().await;
 }
 

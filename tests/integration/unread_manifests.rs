@@ -60,6 +60,12 @@ fn names(server: &Server) -> usize {
     server.run(&["list", "configmaps", "-o", "name"]).1.lines().count()
 }
 
+/// Returns the number of files of a mirror.
+fn files(directory: &TempDir) -> usize {
+    let names = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| !name.to_string_lossy().starts_with('.')).count()
+}
+
 struct Scene {
     directory: TempDir,
     state: TempDir,
@@ -105,6 +111,11 @@ fn a_mistake_and_a_restart_delete_nothing_at_any_client() {
     let relay = Server::start_at(&relay_address, &["--relay", &upstream]);
     let lasting_relay = Server::start_at("127.0.0.1:0", &["--relay", &upstream]);
     let mut watches = [watch(&server), watch(&relay), watch(&lasting_relay)];
+    let copies = tempfile::tempdir().unwrap();
+    let mirror = ["mirror", "configmaps", copies.path().to_str().unwrap(), "--once"];
+    assert_eq!(server.run(&mirror).0, 0);
+    assert_eq!(files(&copies), OBJECTS);
+    let copy = copies.path().join("cm-07.json");
     scene.write("all.yaml", &manifest("yes"));
     let problem = "document 8, line 23, column 38: metadata.labels.on: expected a string, found the boolean yes";
     until_resource(&server, problem);
@@ -123,7 +134,12 @@ fn a_mistake_and_a_restart_delete_nothing_at_any_client() {
     }
     until_resource(&lasting_relay, "not synced yet");
     assert_eq!(names(&lasting_relay), OBJECTS);
+    let mut mirror = Watch::of(server.command(&mirror));
+    until_note(&mut mirror, "objects may exist that it has not read");
+    assert!(copy.exists() && files(&copies) == OBJECTS, "a start of a mirror keeps what it may not list");
     scene.correct(&mut watches);
+    until_note(&mut mirror, "# synced");
+    assert!(fs::read_to_string(copy).unwrap().contains("yes"));
     for server in [&server, &relay, &lasting_relay] {
         until_resource(server, "SYNCED");
         assert_eq!(names(server), OBJECTS + 1);

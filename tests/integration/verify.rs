@@ -56,6 +56,10 @@ fn a_server_is_compared_with_its_upstream_key_by_key() {
     let found: Vec<_> =
         found.map(|each| (each["name"].as_str().unwrap(), each["difference"].as_str().unwrap())).collect();
     assert_eq!(found, [("body", "body"), ("extra", "not in the upstream"), ("missing", "not served")]);
+    // The time limit is for each list: three are compared in this time.
+    let (code, out, err) =
+        server.run(&["verify", "things", "--config", &there, "--settle", "4s", "--timeout", "3s", "-o", "name"]);
+    assert_eq!((code, out.as_str()), (1, "shop/body\nshop/extra\nshop/missing\n"), "{err}");
     let (_, out, _) = server.run(&differs);
     let header = out.lines().next().unwrap();
     assert_eq!(header.split_whitespace().collect::<Vec<_>>(), ["KEY", "DIFFERENCE", "SERVED", "UPSTREAM"]);

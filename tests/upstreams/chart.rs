@@ -305,6 +305,19 @@ fn wrong_values_are_refused_with_their_names() {
     assert!(error.contains("resources: there is none; add one, such as --set resources.pods."), "{error}");
 }
 
+#[test]
+fn the_notes_have_the_address_of_the_server() {
+    for (mode, value, address) in [
+        ("standalone", "config.listen=0.0.0.0:6000", "127.0.0.1:6000"),
+        ("standalone", "tls.secret=s", "https://x-informerd.default:50051"),
+        ("sidecar", "config.listen=unix:/run/informerd.sock", "unix:/run/informerd.sock"),
+    ] {
+        let notes = helm(&["install", "x", CHART, "--dry-run=client", "--values", &example(mode), "--set", value]);
+        let expected = format!(" -- /informerd resources --server {address}\n");
+        assert!(notes.contains(&expected), "{mode} {value}: {notes}");
+    }
+}
+
 /// Returns the objects as a file for kubectl.
 fn file_of(manifest: &Manifest) -> String {
     manifest.objects.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n---\n")

@@ -40,6 +40,8 @@ class Stream:
 class Scripted:
     """The server. `stream` waits for the next Watch."""
 
+    capabilities: tuple[str, ...] = ("shards", "views")
+
     def __init__(self) -> None:
         self._streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self._open: list[Stream] = []
@@ -47,8 +49,12 @@ class Scripted:
         handler = grpc.unary_stream_rpc_method_handler(
             self._watch, pb.WatchRequest.FromString, pb.WatchResponse.SerializeToString
         )
+        resources = grpc.unary_unary_rpc_method_handler(
+            self._resources, pb.ListResourcesRequest.FromString, pb.ListResourcesResponse.SerializeToString
+        )
+        handlers: dict[str, Any] = {"Watch": handler, "ListResources": resources}
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("informerd.v1.InformerService", {"Watch": handler}),)
+            (grpc.method_handlers_generic_handler("informerd.v1.InformerService", handlers),)
         )
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
@@ -64,6 +70,9 @@ class Scripted:
                 code: Any = {c.value[0]: c for c in grpc.StatusCode}[step.code]
                 context.abort(code, step.message)
             yield step
+
+    def _resources(self, _: pb.ListResourcesRequest, __: grpc.ServicerContext) -> pb.ListResourcesResponse:
+        return pb.ListResourcesResponse(server=pb.ServerInfo(version="0.1.0", capabilities=self.capabilities))
 
     def stream(self) -> Stream:
         return self._streams.get(timeout=20)

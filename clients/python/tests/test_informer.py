@@ -18,7 +18,7 @@ from messages import added, bookmark, deleted, end, error, initial, modified, ob
 from scripted import Scripted
 
 import informerd
-from informerd import Credentials, Error, EventType, Options, Selection, State
+from informerd import Credentials, Error, EventType, Options, Selection, Shard, State, View
 
 FAST = Options(
     bookmark_interval=0.5,
@@ -180,6 +180,32 @@ def test_giving_up(form: Any, server: Scripted) -> None:
             informer.read_after("5", 20)
         assert informer.error is caught.value
         assert not informer.healthy()
+
+
+@pytest.mark.parametrize(
+    ("selection", "view", "has"),
+    [(Selection(shard=Shard(0, 2)), None, "views"), (Selection(), View(fields=["spec"]), "shards")],
+)
+def test_a_server_that_would_ignore_a_part_of_the_request(
+    form: Any, server: Scripted, selection: Selection, view: View | None, has: str
+) -> None:
+    server.capabilities = (has,)
+    with form(server.address, "things", selection, view, options=FAST) as informer:
+        with pytest.raises(Error) as caught:
+            informer.wait_synced(10)
+        assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
+        missing = "views" if has == "shards" else "shards"
+        assert f"informerd at {server.address} (version 0.1.0) has no {missing}" in str(caught.value)
+    server.capabilities = ("shards", "views")
+    with form(server.address, "things", selection, view, options=FAST) as informer:
+        stream = server.stream().send(end("10"))
+        informer.wait_synced(10)
+        # The next server may be an older one.
+        server.capabilities = ()
+        stream.send(status(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
+        with pytest.raises(Error) as caught:
+            informer.read_after("11", 10)
+        assert caught.value.reason == "NOT_IMPLEMENTED"
 
 
 def test_handlers_that_fail_and_lag(form: Any, server: Scripted) -> None:

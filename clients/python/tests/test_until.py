@@ -6,7 +6,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from messages import added, deleted, end, error, initial, modified, obj, status
 from real import BINARY, Real
 from scripted import Scripted
 
-from informerd import Error, Selection, UntilEvent
+import informerd
+from informerd import Error, Selection, Shard, UntilEvent, View
 from informerd.v1 import informerd_pb2 as pb
 
 
@@ -227,3 +228,52 @@ def test_a_proxy_that_ends_idle_connections(client_form: Any, real: Real) -> Non
         proxy.log.wait_for(f"connection {len(proxy.log.calls) + 3}")
         real.delete("a")
         assert wait.result().type == "DELETED"
+
+
+def test_a_plain_call_to_a_server_that_would_ignore_a_part_of_it(client_form: Any, server: Scripted) -> None:
+    server.capabilities = ()
+    selection, view = Selection(shard=Shard(0, 2)), View(fields=["spec"])
+    with client_form(server.address) as client:
+        calls: list[tuple[Callable[[], object], str]] = [
+            (lambda: client.list("things", selection), "shards"),
+            (lambda: client.list("things", view=view), "views"),
+            (lambda: client.by_index("things", "app", "web", selection), "shards"),
+            (lambda: client.get("things", "a", view=view), "views"),
+            (lambda: client.until("things", selection=selection, timeout=10), "shards"),
+        ]
+        for call, missing in calls:
+            with pytest.raises(Error) as caught:
+                call()
+            assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
+            assert f"has no {missing}" in str(caught.value)
+
+
+def test_a_wait_ends_at_its_timeout_also_while_events_wait(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock, tested = Clock(), []
+    monkeypatch.setattr(informerd._until, "time", clock)
+    with informerd.Client(server.address) as client:
+
+        def is_met(event: UntilEvent) -> bool:
+            tested.append(event)
+            (batches,) = client._waits
+            # All of the others wait now.
+            while not clock.now and batches.qsize() < 10:
+                threading.Event().wait(0.001)
+            clock.now = 60.0
+            return False
+
+        feeding = ThreadPoolExecutor(1)
+        changes = [modified(f"{n}", thing("a", n, f"{n}")) for n in range(11, 21)]
+        fed = feeding.submit(lambda: server.stream().send(initial(thing("a", 1)), end("10"), *changes))
+        with pytest.raises(Error) as caught:
+            client.until("things", is_met, timeout=30)
+        fed.result(10)
+        feeding.shutdown()
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert [event.type for event in tested] == ["ADDED", "SYNCED"]

@@ -15,8 +15,9 @@ import {
   type Resource as WireResource,
 } from "./generated/informerd/v1/informerd.js";
 import { Informer } from "./informer.js";
-import { type Format, type Selection, toFormat, toSelection, toView, type View } from "./selection.js";
+import { type Format, type Selection, toFormat, toReadSelection, toView, type View } from "./selection.js";
 import { anyObject, type Condition, type UntilEvent, Waiting } from "./until.js";
+import { MAX_TIMEOUT_MS } from "./waiters.js";
 
 /** Options of every call. */
 export interface CallOptions {
@@ -95,8 +96,6 @@ export interface IndexValue {
 }
 
 const REQUEST_TIMEOUT_MS = 30_000;
-/** Longest time of a timer. */
-const MAX_TIMEOUT_MS = 0x7fff_ffff;
 
 /** Calls of a server, over one connection that is made when it is needed. Failures reject with an `InformerdError`; nothing is retried. */
 export class Client {
@@ -117,12 +116,13 @@ export class Client {
   /** Returns the objects of a resource from one snapshot. */
   async list<T = unknown>(
     resource: string,
-    selection: Omit<Selection, "name"> = {},
+    selection: Selection = {},
     options: ReadOptions<T> & PageOptions = {},
   ): Promise<ObjectList<T>> {
-    const request = { ...ListRequest.create(), ...toSelection(selection), ...toRead(options), resource };
+    const request = { ...ListRequest.create(), ...toReadSelection(selection), ...toRead(options), resource };
     request.index = selection.index;
-    return this.#objects(this.#client.list(request, ...this.#call(options)), options);
+    const call = await this.#begin(request, options);
+    return this.#objects(this.#client.list(request, ...call), options);
   }
 
   /** Returns the objects under a value of an index of the server, or with `like` those that share a value with that object. */
@@ -130,13 +130,15 @@ export class Client {
     resource: string,
     index: string,
     value: string | { like: { namespace?: string; name: string } },
-    selection: Omit<Selection, "name" | "index"> = {},
+    selection: Omit<Selection, "index"> = {},
     options: ReadOptions<T> & PageOptions = {},
   ): Promise<ObjectList<T>> {
-    const request = { ...ByIndexRequest.create(), ...toSelection(selection), ...toRead(options), resource, index };
+    if ("index" in selection && selection.index) throw new TypeError("byIndex has an index already: leave out selection.index");
+    const request = { ...ByIndexRequest.create(), ...toReadSelection(selection), ...toRead(options), resource, index };
     if (typeof value === "string") request.value = value;
     else request.like = { namespace: "", ...value.like };
-    return this.#objects(this.#client.byIndex(request, ...this.#call(options)), options);
+    const call = await this.#begin(request, options);
+    return this.#objects(this.#client.byIndex(request, ...call), options);
   }
 
   /** Returns one object; rejects with NOT_FOUND / OBJECT_NOT_FOUND if there is none. */
@@ -147,7 +149,7 @@ export class Client {
   ): Promise<ObjectResult<T>> {
     const { format, view, minResourceVersion } = toRead(options);
     const request = { ...GetRequest.create(), resource, ...key, format, view, minResourceVersion };
-    const answer = await this.#unary(this.#client.get, request, options);
+    const answer = await this.#unary(this.#client.get, request, options, await this.#begin(request, options));
     if (!answer.object) throw new InformerdError("invalid answer of the server: no object", { code: "INTERNAL" });
     return { ...snapshotOf(answer), object: toObject(answer.object, options) };
   }
@@ -243,9 +245,19 @@ export class Client {
     return [this.#endpoint.metadata(), { deadline: Date.now() + (timeoutMs ?? this.#timeoutMs) }] as const;
   }
 
-  #unary<Q, A>(method: Unary<Q, A>, request: Q, options: CallOptions): Promise<A> {
+  /** Returns what a call needs, once the server is known to have what its request needs. */
+  async #begin(request: { shard?: unknown; view?: unknown }, options: CallOptions) {
+    const call = this.#call(options);
+    if (request.shard || request.view) {
+      const { server } = await this.#unary(this.#client.listResources, {}, options, call);
+      this.#endpoint.checkCapabilities(request, server);
+    }
+    return call;
+  }
+
+  #unary<Q, A>(method: Unary<Q, A>, request: Q, options: CallOptions, call = this.#call(options)): Promise<A> {
     return new Promise((resolve, reject) => {
-      const open = method.call(this.#client, request, ...this.#call(options), (error, answer) => {
+      const open = method.call(this.#client, request, ...call, (error, answer) => {
         options.signal?.removeEventListener("abort", aborted);
         if (options.signal?.aborted) reject(options.signal.reason);
         else if (error) reject(this.#endpoint.error(error));

@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { ChannelCredentials, connectivityState, Metadata, type ServiceError, status } from "@grpc/grpc-js";
 import { InformerdError, statusError } from "./core/errors.js";
-import { InformerServiceClient } from "./generated/informerd/v1/informerd.js";
+import { InformerServiceClient, type ServerInfo } from "./generated/informerd/v1/informerd.js";
 import { Status } from "./rpc-status.js";
 
 /** A server, and how to connect to it. Files are read again: the token at every call, certificates for every connection. */
@@ -29,6 +29,7 @@ const MAX_MESSAGE_BYTES = 64 << 20;
 const FLOW_CONTROL_WINDOW_BYTES = 1 << 20;
 const KEEPALIVE_MS = 15_000;
 const KEEPALIVE_TIMEOUT_MS = 10_000;
+const MAX_TOKEN_LENGTH = 8 << 10;
 
 /** A checked target. */
 export class Endpoint {
@@ -77,8 +78,10 @@ export class Endpoint {
   metadata(): Metadata {
     const metadata = new Metadata();
     const token = read(this.#options.tokenFile)?.toString("utf8").trim();
-    if (token === "") throw unreadable(this.#options.tokenFile as string, "the file is empty");
-    if (token) metadata.set("authorization", `Bearer ${token}`);
+    if (token === undefined) return metadata;
+    const problem = tokenProblem(token);
+    if (problem) throw unreadable(this.#options.tokenFile as string, problem);
+    metadata.set("authorization", `Bearer ${token}`);
     return metadata;
   }
 
@@ -98,6 +101,18 @@ export class Endpoint {
       "grpc.enable_http_proxy": this.#isLocal ? 0 : 1,
       "grpc.primary_user_agent": "informerd-typescript",
       ...(serverName === undefined ? {} : { "grpc.ssl_target_name_override": serverName, "grpc.default_authority": serverName }),
+    });
+  }
+
+  /** Throws if the server lacks what the request needs: it would ignore that part. Each call checks: another server may have replaced it. */
+  checkCapabilities({ shard, view }: { shard?: unknown; view?: unknown }, server: ServerInfo | undefined): void {
+    const has = (capability: string) => server?.capabilities.includes(capability);
+    const missing = shard && !has("shards") ? "shards" : view && !has("views") ? "views" : undefined;
+    if (!missing) return;
+    const version = server?.version ? ` (version ${server.version})` : "";
+    throw new InformerdError(`informerd at ${this}${version} has no ${missing}: update it, or request without`, {
+      code: "UNIMPLEMENTED",
+      reason: "NOT_IMPLEMENTED",
     });
   }
 
@@ -144,6 +159,13 @@ function read(file: string | undefined): Buffer | null {
   } catch (error) {
     throw unreadable(file, (error as Error).message);
   }
+}
+
+/** gRPC's own error would have the token. */
+function tokenProblem(token: string): string | undefined {
+  if (token === "") return "the file is empty";
+  if (token.length > MAX_TOKEN_LENGTH) return `the token has more than ${MAX_TOKEN_LENGTH} characters`;
+  return /^[!-~]+$/.test(token) ? undefined : "the token has characters that no header may have";
 }
 
 function unreadable(file: string, problem: string): InformerdError {

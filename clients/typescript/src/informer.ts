@@ -6,7 +6,7 @@ import { type BodyParser, type InformerObject, parseJson } from "./core/object.j
 import { type Change, type Indexer, Store } from "./core/store.js";
 import { checkVersion, hasReached } from "./core/version.js";
 import { type Freshness, type Position, Watch } from "./core/watch.js";
-import type { InformerServiceClient, WatchRequest, WatchResponse } from "./generated/informerd/v1/informerd.js";
+import type { InformerServiceClient, ServerInfo, WatchRequest, WatchResponse } from "./generated/informerd/v1/informerd.js";
 import { InitialEvents, ListResourcesRequest, WatchRequest as WatchRequests } from "./generated/informerd/v1/informerd.js";
 import { Dispatcher, type Handler, type InformerEvent, type InformerEvents, Subscription } from "./notifications.js";
 import { type Format, type Policy, type Selection, toFormat, toPolicy, toSelection, toView, type View } from "./selection.js";
@@ -291,21 +291,17 @@ export class Informer<T = unknown> implements AsyncIterable<InformerEvent<T>> {
       .catch(ended);
   }
 
-  /** Checks that the server has what the request needs: one without shards would send every object. */
+  /** Checks that the server has what the request needs. */
   async #checkServer(client: InformerServiceClient): Promise<void> {
-    if (!this.#request.shard) return;
-    const capabilities = await new Promise<string[]>((resolve, reject) => {
+    if (!this.#request.shard && !this.#request.view) return;
+    const server = await new Promise<ServerInfo | undefined>((resolve, reject) => {
       const deadline = Date.now() + this.#settings.requestTimeoutMs;
       client.listResources(ListResourcesRequest.create(), this.#endpoint.metadata(), { deadline }, (error, response) => {
         if (error) reject(error);
-        else resolve(response.server?.capabilities ?? []);
+        else resolve(response.server);
       });
     });
-    if (capabilities.includes("shards")) return;
-    throw new InformerdError(`informerd at ${this.#endpoint} has no shards: update it, or request without`, {
-      code: "UNIMPLEMENTED",
-      reason: "NOT_IMPLEMENTED",
-    });
+    this.#endpoint.checkCapabilities(this.#request, server);
   }
 
   /** The status may be reported before the messages that came before it: both have to be there. */

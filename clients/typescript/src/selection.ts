@@ -10,7 +10,7 @@ import {
 export interface Selection {
   /** Only objects of this namespace. */
   namespace?: string;
-  /** Only objects of this name. Not for list and byIndex. */
+  /** Only objects of this name. */
   name?: string;
   /** Kubernetes syntax: "app=web,tier in (a,b),!canary". */
   labelSelector?: string;
@@ -87,4 +87,12 @@ export function toView(view: View | undefined): WireView | undefined {
 export function toSelection(selection: Selection) {
   const { namespace = "", labelSelector = "", fieldSelector = "", expression = "", shard } = selection;
   return { namespace, labelSelector, fieldSelector, expression, shard: shard as WireShard | undefined };
+}
+
+/** Returns the same fields of a read, which has none for the name: `metadata.name` is that of the key. */
+export function toReadSelection(selection: Selection) {
+  const fields = toSelection(selection);
+  if (!selection.name) return fields;
+  const name = `metadata.name=${selection.name.replace(/[\\,=]/g, "\\$&")}`;
+  return { ...fields, fieldSelector: fields.fieldSelector ? `${fields.fieldSelector},${name}` : name };
 }

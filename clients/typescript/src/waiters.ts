@@ -3,11 +3,14 @@ import { InformerdError } from "./core/errors.js";
 
 /** End of a wait. */
 export interface WaitOptions {
-  /** Longest wait in milliseconds. */
+  /** Longest wait in milliseconds; more than 24 days are no limit. */
   timeoutMs?: number;
   /** Aborts the wait; the promise rejects with its reason. */
   signal?: AbortSignal;
 }
+
+/** Longest time of a timer. */
+export const MAX_TIMEOUT_MS = 0x7fff_ffff;
 
 interface Waiter<C> {
   condition: C;
@@ -24,7 +27,7 @@ export class Waiters<C> {
       const late = () => {
         waiter.settle(new InformerdError(`${problem} after ${timeoutMs} ms`, { code: "DEADLINE_EXCEEDED" }));
       };
-      const timer = timeoutMs === undefined ? undefined : setTimeout(late, timeoutMs);
+      const timer = timeoutMs !== undefined && timeoutMs <= MAX_TIMEOUT_MS ? setTimeout(late, timeoutMs) : undefined;
       const waiter: Waiter<C> = {
         condition,
         settle: (error) => {

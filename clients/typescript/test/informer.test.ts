@@ -8,7 +8,16 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, test } from "node:test";
 import { fileURLToPath } from "node:url";
-import { Client, HandlerError, Informer, type InformerdError, type InformerOptions, shardOf } from "../src/index.js";
+import { ByIndexResponse, ListResponse, ServerInfo } from "../src/generated/informerd/v1/informerd.js";
+import {
+  Client,
+  HandlerError,
+  Informer,
+  type InformerdError,
+  type InformerOptions,
+  type Selection,
+  shardOf,
+} from "../src/index.js";
 import { added, bookmark, deleted, end, initial, modified } from "./script.js";
 import { ScriptedServer, TcpProxy } from "./server.js";
 
@@ -294,12 +303,31 @@ test("waits end with their time, their signal, and another lineage", async () =>
   await assert.rejects(started.readAfter("10"), { code: "OUT_OF_RANGE" });
 });
 
+test("a wait may be longer than a timer, or endless", async () => {
+  const server = await serve();
+  const started = informer(server.target);
+  const waits = [Number.POSITIVE_INFINITY, 2 ** 31].map((timeoutMs) => started.waitSynced({ timeoutMs }));
+  // Its timer is later than theirs would be.
+  await assert.rejects(started.waitSynced({ timeoutMs: 20 }), { code: "DEADLINE_EXCEEDED" });
+  started.start();
+  (await server.watch()).send(end("1"));
+  await Promise.all(waits);
+});
+
 test("the token is read at every call, and never sent in the clear", async () => {
   const server = await serve();
   const directory = mkdtempSync(join(tmpdir(), "informerd-"));
   cleanups.push(() => rmSync(directory, { recursive: true }));
   const tokenFile = join(directory, "token");
   assert.throws(() => informer(server.target, { tokenFile }), /cannot read credentials from ".*token"/);
+  writeFileSync(tokenFile, "one\n");
+  for (const token of ["sec\nret", "sec\tret", "secr\u00e9t", "s".repeat(8193)]) {
+    writeFileSync(tokenFile, token);
+    assert.throws(
+      () => informer(server.target, { tokenFile }),
+      (error: Error) => /cannot read credentials from ".*token": /.test(error.message) && !/sec|sss/.test(error.message),
+    );
+  }
   writeFileSync(tokenFile, "one\n");
   assert.throws(() => informer("example.com:1", { tokenFile }), /tokenFile is refused for the plaintext target "example.com:1"/);
   const { watch } = await live(server, { tokenFile });
@@ -321,11 +349,63 @@ test("options are checked", () => {
   assert.deepEqual(shardOf(1, 2), { key: "uid", ranges: [{ start: 1n << 63n, end: 0n }] });
 });
 
-test("a server without shards is an error: it would send every object", async () => {
-  const server = await serve({ listResources: (_, callback) => callback(null, { resources: [], server: undefined }) });
-  const started = informer(server.target, { selection: { shard: shardOf(0, 2) }, onError: () => {} });
-  started.start();
-  await assert.rejects(started.waitSynced(), /has no shards: update it, or request without/);
+test("a server without shards or views is an error: it would ignore them", async () => {
+  let capabilities: string[] = [];
+  const server = await serve({
+    listResources: (_, callback) =>
+      callback(null, { resources: [], server: ServerInfo.create({ version: "0.1.0", capabilities }) }),
+  });
+  const client = new Client({ target: server.target });
+  cleanups.push(() => client.close());
+  const selection = { shard: shardOf(0, 2) };
+  const view = { fields: ["spec"] };
+  const followed = (options: Partial<InformerOptions<Body>>) => {
+    const started = informer(server.target, { ...options, onError: () => {} });
+    started.start();
+    return started;
+  };
+  for (const [missing, call] of [
+    ["shards", () => followed({ selection }).waitSynced()],
+    ["views", () => followed({ view }).waitSynced()],
+    ["shards", () => client.list("things", selection)],
+    ["views", () => client.list("things", {}, { view })],
+    ["shards", () => client.byIndex("things", "app", "web", selection)],
+    ["views", () => client.get("things", { name: "a" }, { view })],
+    ["views", () => client.until("things", () => true, {}, { view })],
+  ] as const) {
+    await assert.rejects(call(), {
+      reason: "NOT_IMPLEMENTED",
+      message: new RegExp(`informerd at 127.*version 0.1.0.* has no ${missing}: update it, or request without`),
+    });
+  }
+  capabilities = ["shards", "views"];
+  const started = followed({ selection, view });
+  (await server.watch()).send(end("1"));
+  await started.waitSynced();
+});
+
+test("plain calls select as informers do", async () => {
+  const selectors: string[] = [];
+  const server = await serve({
+    list: (call) => {
+      selectors.push(call.request.fieldSelector);
+      call.write(ListResponse.create({ resourceVersion: "1" }));
+      call.end();
+    },
+    byIndex: (call) => {
+      selectors.push(call.request.fieldSelector);
+      call.write(ByIndexResponse.create({ resourceVersion: "1" }));
+      call.end();
+    },
+  });
+  const client = new Client({ target: server.target });
+  cleanups.push(() => client.close());
+  const selection: Selection = { namespace: "shop", name: "a,b=\\c", fieldSelector: "spec.x=1" };
+  await client.list("things", selection);
+  await client.byIndex("things", "app", "web", { name: "web" });
+  assert.deepEqual(selectors, ["spec.x=1,metadata.name=a\\,b\\=\\\\c", "metadata.name=web"]);
+  const index = { index: { name: "node", values: ["n1"] } } as Selection;
+  await assert.rejects(client.byIndex("things", "app", "web", index), /byIndex has an index already/);
 });
 
 test("plain calls have a deadline and a signal", async () => {

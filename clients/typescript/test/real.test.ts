@@ -97,6 +97,7 @@ test("plain calls", async () => {
   const names = (list: { objects: { name: string }[] }) => list.objects.map(({ name }) => name).join(" ");
   assert.equal(names(await client.list("jobs", { labelSelector: "app in (a,b)", fieldSelector: "status.phase=Running" })), "a");
   assert.equal(names(await client.list("jobs", { index: { name: "node", values: ["n2"] } }, { minVersion: all.version })), "b c");
+  assert.equal(names(await client.list("jobs", { name: "c", labelSelector: "app in (a,c)" })), "c");
   const shards = [shardOf(0, 2, "key"), shardOf(1, 2, "key")].map((shard) => client.list("jobs", { shard }));
   assert.equal((await Promise.all(shards)).map(names).join(" ").split(" ").filter(Boolean).sort().join(" "), "a b c");
   const first = await client.list("jobs", {}, { pageSize: 2 });

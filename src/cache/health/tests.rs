@@ -101,7 +101,7 @@ async fn an_incomplete_source_is_stale_until_the_version_with_all_objects_is_rea
     health.record_contact();
     let at = ResourceVersion::decimal;
     health.complete_at(at(1));
-    health.mark_incomplete("a.yaml cannot be read");
+    health.mark_incomplete("a.yaml cannot be read", None);
     health.note_reached(&at(7));
     assert!(health.is_incomplete(), "nothing says that the version is complete");
     assert_eq!(
@@ -113,6 +113,22 @@ async fn an_incomplete_source_is_stale_until_the_version_with_all_objects_is_rea
     assert_eq!(health.state(), SyncState::Stale);
     health.note_reached(&at(9));
     assert_eq!((health.state(), health.problems()), (SyncState::Synced, Vec::new()));
+}
+
+/// Decimal versions are those of every run.
+#[test]
+fn an_incomplete_state_may_lack_what_is_older_than_its_first_list() {
+    let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
+    let at = ResourceVersion::decimal;
+    let waits = |number| health.may_lack(&at(number), Some(&at(40)));
+    health.mark_incomplete("unread", Some(at(20)));
+    health.mark_incomplete("unread", Some(at(30)));
+    assert!(waits(19) && !waits(20), "a client of the first list has a state of this run");
+    health.complete_at(at(40));
+    health.note_reached(&at(40));
+    assert!(!waits(19));
+    health.mark_incomplete("unread", None);
+    assert!(!waits(19) && health.may_lack(&"abc.7".parse().unwrap(), Some(&at(40))), "of another lineage");
 }
 
 #[tokio::test(start_paused = true)]

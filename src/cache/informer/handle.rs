@@ -24,12 +24,6 @@ pub struct InformerHandle<F: Frame> {
     pub(super) cursors: Arc<Cursors<F>>,
 }
 
-/// Contacts with the upstream after which the state has caught up: the first may answer an earlier request, and the state has the
-/// version of the second before the third.
-const CATCH_UP_CONTACTS: usize = 3;
-/// Interval at which these are looked for.
-const CONTACT_INTERVAL: Duration = Duration::from_millis(20);
-
 // === impl InformerHandle ===
 
 impl<F: Frame> InformerHandle<F> {
@@ -167,27 +161,25 @@ impl<F: Frame> InformerHandle<F> {
         }
     }
 
-    /// Waits until the upstream has reported a version that it has reached since this call, and the state has it. Returns at once if
-    /// the source cannot request that, and after `timeout` if the upstream does not respond; then it returns false. Meanwhile the
-    /// source counts this caller as waiting ([`ProgressDemand`]).
+    /// Waits until the state is as recent as this call: the upstream confirms a version, and the state has it. Returns false at once
+    /// if the source cannot request that, and after `timeout` if the upstream does not respond. Meanwhile the source counts this
+    /// caller as waiting ([`ProgressDemand`]).
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any time.
     pub async fn catch_up(&self, timeout: Duration) -> bool {
-        if !self.shared.demand.is_met() {
+        let demand = &self.shared.demand;
+        if !demand.is_met() {
             return false;
         }
-        let _waiting = self.shared.demand.wait();
-        let contacts = async {
-            for _ in 0..CATCH_UP_CONTACTS {
-                let before = self.shared.health.contact_at();
-                while self.shared.health.contact_at() == before {
-                    tokio::time::sleep(CONTACT_INTERVAL).await;
-                }
-            }
+        let confirmed = demand.confirmed_since(Instant::now());
+        let _waiting = demand.wait();
+        let caught_up = async {
+            let version = confirmed.await;
+            self.wait_for(version.number(), |state| *state.safe_version() >= version).await;
         };
-        tokio::time::timeout(timeout, contacts).await.is_ok()
+        tokio::time::timeout(timeout, caught_up).await.is_ok()
     }
 
     /// Waits for the end of the informer's task.

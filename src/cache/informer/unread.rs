@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    cache::{List, Problem, ProblemReason, Snapshot, SourceHealth},
+    cache::{List, Problem, ProblemReason, Snapshot, SourceHealth, UnreadableItem},
     model::{Event, ObjectKey, ResourceVersion},
 };
 
@@ -18,7 +18,7 @@ pub(super) struct UnreadItems {
     uids: BTreeSet<String>,
     /// True if there is an item that may be any object.
     has_unknown: bool,
-    /// Version of the first list.
+    /// Version of the first list of this history.
     since: Option<ResourceVersion>,
 }
 
@@ -69,6 +69,20 @@ impl UnreadItems {
         }
         *self = found;
         self.report(health);
+    }
+
+    /// Begins with the first list of another history: versions of the one before have no meaning any more.
+    pub(super) fn restart(&mut self, list: &List, health: &SourceHealth) {
+        *self = Self::of(list);
+        self.report(health);
+    }
+
+    /// Returns them as the items of a list.
+    pub(super) fn items(&self) -> Vec<UnreadableItem> {
+        let key = |key: &ObjectKey| UnreadableItem { key: Some(key.clone()), ..UnreadableItem::default() };
+        let uid = |uid: &String| UnreadableItem { uid: uid.clone(), ..UnreadableItem::default() };
+        let unknown = self.has_unknown.then(UnreadableItem::default);
+        self.keys.iter().map(key).chain(self.uids.iter().map(uid)).chain(unknown).collect()
     }
 
     /// Reports the first one, or that there is none any more, once the state without it can be read.

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     Deltas, ObjectDelta, PopError, ProcessError, Queue, Tombstone,
-    key_queue::{KeyQueue, State},
+    key_queue::{KeyQueue, State, pops, reads},
 };
 use crate::{
     cache::{KeyError, KeyFunc, Store, Stored, StoredKey},
@@ -17,7 +17,7 @@ use crate::{
 ///   are merged.
 /// - A deletion of an object that is neither queued, in processing, nor among the known objects is ignored.
 /// - [`Store::replace`] queues `Replaced` for each object of the list, and a [`Tombstone`] for each object that is queued, in
-///   processing or known, and not in the list.
+///   processing or known, and neither in the list nor kept ([`Store::replace_except`]).
 /// - [`Store::resync`] queues `Sync` for each known object that is neither queued nor in processing.
 ///
 /// ```
@@ -100,10 +100,16 @@ impl<T: Stored, K: StoredKey> DeltaFifo<T, K> {
         Self { options, queue: KeyQueue::new(Deltas::followed_by) }
     }
 
-    /// Queues the list, and the deletion of everything else.
-    fn put_list(&self, state: &mut State<K, Deltas<T, K>>, list: Vec<(K, T)>) {
+    /// Returns true if nothing is queued or in processing.
+    pub fn is_idle(&self) -> bool {
+        self.queue.read(State::is_idle)
+    }
+
+    /// Queues the list, and the deletion of everything else that is not kept.
+    fn put_list(&self, state: &mut State<K, Deltas<T, K>>, list: Vec<(K, T)>, keep: impl Fn(&K, Option<&T>) -> bool) {
         let listed: BTreeSet<K> = list.iter().map(|(key, _)| key.clone()).collect();
-        let deleted = self.unlisted(state, &listed);
+        let mut deleted = self.unlisted(state, &listed);
+        deleted.retain(|tombstone| !keep(&tombstone.key, tombstone.last_known.as_ref()));
         let deleted_keys = deleted.iter().map(|tombstone| tombstone.key.clone());
         state.begin_first_batch(listed.into_iter().chain(deleted_keys).collect());
         let of_list = if self.options.emit_replaced { ObjectDelta::Replaced } else { ObjectDelta::Sync };
@@ -170,9 +176,9 @@ impl<T: Stored, K: StoredKey> Store for DeltaFifo<T, K> {
         Ok(())
     }
 
-    async fn replace(&self, list: Vec<T>) -> Result<(), KeyError> {
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
         let list = self.options.key_func.with_keys(list)?;
-        self.queue.change(|state| self.put_list(state, list));
+        self.queue.change(|state| self.put_list(state, list, keep));
         Ok(())
     }
 
@@ -190,28 +196,11 @@ impl<T: Stored, K: StoredKey> Store for DeltaFifo<T, K> {
         Ok(())
     }
 
-    fn get_by_key(&self, key: &K) -> Option<Deltas<T, K>> {
-        self.queue.read(|state| state.get(key).cloned())
-    }
-
-    fn list(&self) -> Vec<Deltas<T, K>> {
-        self.queue.read(State::list)
-    }
-
-    fn list_keys(&self) -> Vec<K> {
-        self.queue.read(State::list_keys)
-    }
+    reads!(Deltas<T, K>);
 }
 
 impl<T: Stored, K: StoredKey> Queue for DeltaFifo<T, K> {
-    async fn pop<P, F, E>(&self, process: P) -> Result<Deltas<T, K>, PopError<Deltas<T, K>, E>>
-    where
-        P: FnOnce(Deltas<T, K>, bool) -> F + Send,
-        F: Future<Output = Result<(), ProcessError<E>>> + Send,
-        E: Send,
-    {
-        self.queue.pop(process).await
-    }
+    pops!(Deltas<T, K>);
 
     async fn add_if_not_present(&self, deltas: Deltas<T, K>) -> Result<(), KeyError> {
         self.queue.add(deltas.key().clone(), |state, key| state.put_if_not_present(key, deltas)).await;
@@ -220,17 +209,5 @@ impl<T: Stored, K: StoredKey> Queue for DeltaFifo<T, K> {
 
     fn key_of_item(&self, deltas: &Deltas<T, K>) -> Result<K, KeyError> {
         Ok(deltas.key().clone())
-    }
-
-    fn has_synced(&self) -> bool {
-        self.queue.has_synced()
-    }
-
-    fn close(&self) {
-        self.queue.close();
-    }
-
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     PopError, ProcessError, Queue,
-    key_queue::{KeyQueue, State},
+    key_queue::{KeyQueue, State, pops, reads},
 };
 use crate::{
     cache::{KeyError, KeyFunc, Store, Stored, StoredKey},
@@ -59,10 +59,6 @@ impl<T: Stored, K: StoredKey> Store for Fifo<T, K> {
         Ok(())
     }
 
-    async fn update(&self, object: T) -> Result<(), KeyError> {
-        self.add(object).await
-    }
-
     async fn delete(&self, object: T) -> Result<(), KeyError> {
         let key = self.key_of(&object)?;
         self.queue.change(|state| {
@@ -72,34 +68,17 @@ impl<T: Stored, K: StoredKey> Store for Fifo<T, K> {
         Ok(())
     }
 
-    async fn replace(&self, list: Vec<T>) -> Result<(), KeyError> {
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
         let list = self.key_func.with_keys(list)?;
-        self.queue.change(|state| state.replace(list));
+        self.queue.change(|state| state.replace(list, |key, object| keep(key, Some(object))));
         Ok(())
     }
 
-    fn get_by_key(&self, key: &K) -> Option<T> {
-        self.queue.read(|state| state.get(key).cloned())
-    }
-
-    fn list(&self) -> Vec<T> {
-        self.queue.read(State::list)
-    }
-
-    fn list_keys(&self) -> Vec<K> {
-        self.queue.read(State::list_keys)
-    }
+    reads!(T);
 }
 
 impl<T: Stored, K: StoredKey> Queue for Fifo<T, K> {
-    async fn pop<P, F, E>(&self, process: P) -> Result<T, PopError<T, E>>
-    where
-        P: FnOnce(T, bool) -> F + Send,
-        F: Future<Output = Result<(), ProcessError<E>>> + Send,
-        E: Send,
-    {
-        self.queue.pop(process).await
-    }
+    pops!(T);
 
     async fn add_if_not_present(&self, object: T) -> Result<(), KeyError> {
         let key = self.key_of(&object)?;
@@ -109,17 +88,5 @@ impl<T: Stored, K: StoredKey> Queue for Fifo<T, K> {
 
     fn key_of_item(&self, item: &T) -> Result<K, KeyError> {
         self.key_of(item)
-    }
-
-    fn has_synced(&self) -> bool {
-        self.queue.has_synced()
-    }
-
-    fn close(&self) {
-        self.queue.close();
-    }
-
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
     }
 }

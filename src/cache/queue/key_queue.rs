@@ -57,6 +57,51 @@ struct InProcessing<'a, K: StoredKey, I: Stored> {
     key: Option<K>,
 }
 
+/// Methods of a store that read its `queue`, with the items `$item` by keys `K`.
+macro_rules! reads {
+    ($item:ty) => {
+        fn get_by_key(&self, key: &K) -> Option<$item> {
+            self.queue.read(|state| state.get(key).cloned())
+        }
+
+        fn list(&self) -> Vec<$item> {
+            self.queue.read(State::list)
+        }
+
+        fn list_keys(&self) -> Vec<K> {
+            self.queue.read(State::list_keys)
+        }
+    };
+}
+pub(super) use reads;
+
+/// Methods of a queue that are those of its `queue`, with the items `$item`.
+macro_rules! pops {
+    ($item:ty) => {
+        async fn pop<P, F, E>(&self, process: P) -> Result<$item, PopError<$item, E>>
+        where
+            P: FnOnce($item, bool) -> F + Send,
+            F: Future<Output = Result<(), ProcessError<E>>> + Send,
+            E: Send,
+        {
+            self.queue.pop(process).await
+        }
+
+        fn has_synced(&self) -> bool {
+            self.queue.has_synced()
+        }
+
+        fn close(&self) {
+            self.queue.close();
+        }
+
+        fn is_closed(&self) -> bool {
+            self.queue.is_closed()
+        }
+    };
+}
+pub(super) use pops;
+
 // === impl KeyQueue ===
 
 impl<K: StoredKey, I: Stored> KeyQueue<K, I> {
@@ -183,6 +228,10 @@ impl<K: StoredKey, I: Stored> State<K, I> {
         self.processing.iter().chain(self.items()).collect()
     }
 
+    pub(super) fn is_idle(&self) -> bool {
+        self.processing.is_empty() && self.items().next().is_none()
+    }
+
     /// Returns true if a key is queued or in processing.
     pub(super) fn contains(&self, key: &K) -> bool {
         self.get(key).is_some() || self.processing.contains_key(key)
@@ -218,15 +267,17 @@ impl<K: StoredKey, I: Stored> State<K, I> {
         }
     }
 
-    /// Replaces everything by a list; of equal keys the last one counts.
-    pub(super) fn replace(&mut self, list: Vec<(K, I)>) {
+    /// Replaces everything by a list, except for what is kept; of equal keys the last one counts.
+    pub(super) fn replace(&mut self, list: Vec<(K, I)>, keep: impl Fn(&K, &I) -> bool) {
         self.begin_first_batch(list.iter().map(|(key, _)| key.clone()).collect());
-        self.line.clear();
-        self.queued.clear();
-        for (key, item) in list {
+        let line = std::mem::take(&mut self.line);
+        let mut queued = std::mem::take(&mut self.queued);
+        let kept = line.into_iter().filter_map(|key| queued.remove(&key).flatten().map(|item| (key, item)));
+        for (key, item) in kept.filter(|(key, item)| keep(key, item)).chain(list) {
             self.put(key, item);
         }
-        let unlisted = self.processing.keys().filter(|key| !self.queued.contains_key(*key));
+        let is_unlisted = |(key, item): &(&K, &I)| !self.queued.contains_key(*key) && !keep(key, item);
+        let unlisted = self.processing.iter().filter(is_unlisted).map(|(key, _)| key);
         for key in unlisted.cloned().collect::<Vec<K>>() {
             self.delete(&key);
         }

@@ -23,8 +23,7 @@ pub struct ReflectorConfig {
     pub resync_period: Duration,
     /// Decision about a resync that is due; without it each takes place.
     pub should_resync: Option<ShouldResync>,
-    /// API version and kind of the objects. Others are reported, counted and left out; an event of another type does not advance
-    /// the version.
+    /// API version and kind of the objects. Others are reported, counted and left out; an event of another type is a bookmark.
     pub expected: Option<(String, String)>,
     /// Conversion of the objects of lists and events on their way to the store.
     pub filter: Option<ObjectFilter>,

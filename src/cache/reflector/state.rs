@@ -129,6 +129,7 @@ impl State {
                 self.is_last_unavailable = false;
                 self.has_progressed = false;
                 self.contradictions = 0;
+                self.open = None;
                 self.last = Some(version.clone());
                 Next { delayed: false, request: Request::Watch(version) }
             }
@@ -140,9 +141,7 @@ impl State {
                 Next { delayed: false, request: Request::List(ListVersion::MostRecent) }
             }
             // The known versions are void: only the most recent state is usable.
-            Outcome::ListFailed(SourceError::HistoryRewritten(_))
-            | Outcome::WatchNotOpened(SourceError::HistoryRewritten(_))
-            | Outcome::WatchFailed { error: SourceError::HistoryRewritten(_), .. } => {
+            rewritten if rewritten.is_history_rewritten() => {
                 let delayed = self.list_version() == ListVersion::MostRecent;
                 self.is_last_unavailable = true;
                 Next { delayed, request: Request::List(ListVersion::MostRecent) }
@@ -233,17 +232,12 @@ impl State {
 impl Outcome {
     /// Returns true if the upstream has proved that its history was rewritten.
     pub(super) fn is_history_rewritten(&self) -> bool {
-        match self {
-            Self::ListFailed(error) | Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => {
-                matches!(error, SourceError::HistoryRewritten(_))
-            }
-            Self::Listed(_)
-            | Self::WatchClosed { .. }
-            | Self::WatchTooShort { .. }
-            | Self::WatchBroken { .. }
-            | Self::ResyncFailed { .. }
-            | Self::NotStored { .. } => false,
-        }
+        matches!(
+            self,
+            Self::ListFailed(SourceError::HistoryRewritten(_))
+                | Self::WatchNotOpened(SourceError::HistoryRewritten(_))
+                | Self::WatchFailed { error: SourceError::HistoryRewritten(_), .. }
+        )
     }
 
     /// Returns true if changes have been missed, so that only a list makes the state current again.
@@ -379,6 +373,19 @@ mod tests {
         let failed = |reached| Outcome::WatchFailed { reached: version(reached), error: unavailable() };
         assert_eq!(state.step(failed(8)), list(ListVersion::NotOlderThan(version(9)), true));
         assert_eq!(state.step(failed(12)), list(ListVersion::NotOlderThan(version(12)), true), "it was closed");
+    }
+
+    /// The versions of the new history begin anywhere.
+    #[test]
+    fn no_list_of_a_new_history_is_at_an_open_version_of_the_old_one() {
+        let mut state = State::new(ListVersion::Any);
+        state.step(Outcome::Listed(version(5)));
+        state.opened(&version(9));
+        let rewritten = SourceError::HistoryRewritten("another cluster".into());
+        state.step(Outcome::WatchFailed { reached: version(8), error: rewritten });
+        state.step(Outcome::Listed(version(3)));
+        let failed = Outcome::WatchFailed { reached: version(3), error: unavailable() };
+        assert_eq!(state.step(failed), list(ListVersion::NotOlderThan(version(3)), true));
     }
 
     /// The most recent state comes in pages.

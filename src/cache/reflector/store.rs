@@ -1,9 +1,9 @@
 //! Store that a Reflector writes to.
 
-use std::{convert::Infallible, fmt, sync::Arc};
+use std::{any::Any, convert::Infallible, fmt, sync::Arc};
 
 use crate::{
-    cache::{Delta, KeyError, RealFifo, Store},
+    cache::{Delta, KeyError, List, RealFifo, Store},
     model::{Event, Object},
 };
 
@@ -40,14 +40,14 @@ impl ReflectorStore for RealFifo {
     }
 }
 
-/// Writes each object by itself, in order: readers may see a part of a transaction. Bookmarks change nothing, and there are no
-/// checkpoints.
+/// Writes each object by itself, in order: readers may see a part of a transaction. What an unreadable item of a list may be stays.
+/// Bookmarks change nothing, and there are no checkpoints.
 impl<S: Store<Object = Arc<Object>>> ReflectorStore for S {
     type Error = KeyError;
 
     async fn apply(&self, delta: Delta) -> Result<(), KeyError> {
         match delta {
-            Delta::Replace(list) | Delta::HistoryRewritten(list) => self.replace(list.objects).await,
+            Delta::Replace(list) | Delta::HistoryRewritten(list) => replace(self, list).await,
             Delta::Changes { events, .. } => write(self, events).await,
             Delta::Relist(events, _) => write(self, events).await,
             Delta::Checkpoint { .. } => Ok(()),
@@ -57,6 +57,17 @@ impl<S: Store<Object = Arc<Object>>> ReflectorStore for S {
     async fn resync(&self) -> Result<(), KeyError> {
         Store::resync(self).await
     }
+}
+
+async fn replace<S: Store<Object = Arc<Object>>>(store: &S, mut list: List) -> Result<(), KeyError> {
+    let objects = std::mem::take(&mut list.objects);
+    let unreadable = list.unreadable();
+    let is_kept = |key: &S::Key, held: Option<&Arc<Object>>| match held {
+        _ if list.unreadable.is_empty() => false,
+        Some(held) => unreadable.may_be(held),
+        None => (key as &dyn Any).downcast_ref().is_none_or(|key| unreadable.may_have(key)),
+    };
+    store.replace_except(objects, is_kept).await
 }
 
 async fn write<S>(store: &S, events: impl IntoIterator<Item = Event, IntoIter: Send>) -> Result<(), KeyError>

@@ -37,45 +37,48 @@ impl Transformer {
         unexpected
     }
 
-    /// Converts the events of a delta, and returns the error of those that it leaves out for their type; no delta if none is left.
-    pub(super) fn delta(&self, delta: Delta) -> (Option<Delta>, Option<ReflectorError>) {
+    /// Converts the objects of a delta, and returns the error of those that it leaves out for their type.
+    pub(super) async fn delta(&self, delta: &mut Delta) -> Option<ReflectorError> {
         let mut unexpected = None;
-        let delta = match delta {
-            Delta::Changes { events, closes } => {
-                let events = events.into_iter().filter_map(|event| self.event(event, &mut unexpected)).collect();
-                Delta::Changes { events, closes }
+        match delta {
+            Delta::Replace(list) | Delta::HistoryRewritten(list) => unexpected = self.list(list).await,
+            Delta::Changes { events, .. } => {
+                for event in events {
+                    self.event(event, &mut unexpected);
+                }
             }
-            Delta::Relist(events, cause) => {
-                let events = events.into_iter().filter_map(|event| self.event(event, &mut unexpected)).collect();
-                Delta::Relist(events, cause)
+            Delta::Relist(events, _) => {
+                for event in events {
+                    self.event(event, &mut unexpected);
+                }
             }
-            other => other,
-        };
-        // Only one without events has no version.
-        let is_empty = unexpected.is_some() && delta.version().is_none();
-        ((!is_empty).then_some(delta), unexpected)
+            Delta::Checkpoint { .. } => {}
+        }
+        unexpected
     }
 
-    fn event(&self, event: Event, unexpected: &mut Option<ReflectorError>) -> Option<Event> {
-        let object = match &event {
+    fn event(&self, event: &mut Event, unexpected: &mut Option<ReflectorError>) {
+        let object = match event {
             Event::Added(object) | Event::Modified(object) | Event::Deleted(object) | Event::Removed(object, _) => {
                 Arc::clone(object)
             }
-            Event::NotServed(_) | Event::Bookmark(_) => return Some(event),
+            Event::NotServed(_) | Event::Bookmark(_) => return,
         };
         let is_deletion = matches!(event, Event::Deleted(_) | Event::Removed(_, _));
         // The source may know no more than the key of a deleted object.
         let has_type = !is_deletion || !object.kind().is_empty();
         if has_type && !self.is_expected(&object, unexpected) {
-            return None;
+            // The source has reached the version, and resumes from there.
+            *event = Event::Bookmark(object.version().clone());
+            return;
         }
-        Some(match (self.convert(Arc::clone(&object)), event) {
+        *event = match (self.convert(Arc::clone(&object)), &*event) {
             (None, _) => Event::Deleted(bare(&object)),
             (Some(object), Event::Added(_)) => Event::Added(object),
             (Some(object), Event::Deleted(_)) => Event::Deleted(object),
-            (Some(object), Event::Removed(_, cause)) => Event::Removed(object, cause),
+            (Some(object), Event::Removed(_, cause)) => Event::Removed(object, *cause),
             (Some(object), _) => Event::Modified(object),
-        })
+        };
     }
 
     /// Returns true for an object of the expected type; adds another one to the error.

@@ -117,20 +117,18 @@ impl<T: Stored, K: StoredKey> Store for ExpirationCache<T, K> {
         self.insert(object)
     }
 
-    async fn update(&self, object: T) -> Result<(), KeyError> {
-        self.insert(object)
-    }
-
     async fn delete(&self, object: T) -> Result<(), KeyError> {
         self.remove(&self.key_of(&object)?);
         Ok(())
     }
 
-    async fn replace(&self, list: Vec<T>) -> Result<(), KeyError> {
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
         let list = self.key_func.with_keys(list)?;
         let (mut entries, now) = (self.entries.lock(), Instant::now());
-        *entries = Entries::default();
-        for (key, object) in list {
+        // What is kept is stamped, too: the list shows that it may exist.
+        let held = std::mem::take(&mut *entries).by_key.into_iter().map(|(key, entry)| (key, entry.object));
+        let kept = held.filter(|(key, object)| keep(key, Some(object)));
+        for (key, object) in kept.chain(list) {
             entries.insert(key, object, now);
         }
         Ok(())

@@ -47,11 +47,16 @@ impl<T: Stored, K: StoredKey> MapStore<T, K> {
         Ok(self.objects.lock().remove(&key))
     }
 
-    /// Replaces everything by a list.
-    pub(super) fn set(&self, list: Vec<T>) -> Result<(), KeyError> {
-        let objects = self.key_func.with_keys(list)?.into_iter().collect();
-        // Dropping the old objects may take long: after the lock.
-        let replaced = mem::replace(&mut *self.objects.lock(), objects);
+    /// Replaces everything by a list, except for what is kept.
+    pub(super) fn set(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool) -> Result<(), KeyError> {
+        let mut objects: BTreeMap<K, T> = self.key_func.with_keys(list)?.into_iter().collect();
+        let mut held = self.objects.lock();
+        for (key, object) in held.iter().filter(|(key, object)| keep(key, Some(object))) {
+            objects.entry(key.clone()).or_insert_with(|| object.clone());
+        }
+        let replaced = mem::replace(&mut *held, objects);
+        // Dropping the old objects may take long.
+        drop(held);
         drop(replaced);
         Ok(())
     }
@@ -70,16 +75,12 @@ impl<T: Stored, K: StoredKey> Store for MapStore<T, K> {
         self.insert(object).map(drop)
     }
 
-    async fn update(&self, object: T) -> Result<(), KeyError> {
-        self.insert(object).map(drop)
-    }
-
     async fn delete(&self, object: T) -> Result<(), KeyError> {
         self.remove(&object).map(drop)
     }
 
-    async fn replace(&self, list: Vec<T>) -> Result<(), KeyError> {
-        self.set(list)
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
+        self.set(list, keep)
     }
 
     fn get_by_key(&self, key: &K) -> Option<T> {

@@ -61,16 +61,12 @@ impl<T: Stored, K: StoredKey> Store for UndeltaStore<T, K> {
         self.write(|store| store.insert(object))
     }
 
-    async fn update(&self, object: T) -> Result<(), KeyError> {
-        self.write(|store| store.insert(object))
-    }
-
     async fn delete(&self, object: T) -> Result<(), KeyError> {
         self.write(|store| store.remove(&object))
     }
 
-    async fn replace(&self, list: Vec<T>) -> Result<(), KeyError> {
-        self.write(|store| store.set(list))
+    async fn replace_except(&self, list: Vec<T>, keep: impl Fn(&K, Option<&T>) -> bool + Send) -> Result<(), KeyError> {
+        self.write(|store| store.set(list, keep))
     }
 
     fn get_by_key(&self, key: &K) -> Option<T> {

@@ -24,7 +24,7 @@ pub(crate) struct Target {
     /// [default: that of the context, or 127.0.0.1:50051]
     #[arg(long, value_name = "URL", value_parser = AddressParser)]
     #[serde(deserialize_with = "address")]
-    server: Option<ServerAddress>,
+    pub(super) server: Option<ServerAddress>,
 
     /// CA certificates in PEM to verify the server under https [env: `INFORMERD_CERTIFICATE_AUTHORITY`] [default: those of the system]
     #[arg(long, value_name = "FILE")]

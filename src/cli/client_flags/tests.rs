@@ -29,7 +29,7 @@ fn all_namespaces_unless_one_is_named() {
 
 #[test]
 fn a_view_has_paths_or_a_name() {
-    let view = |arguments: &[&str]| parse(arguments).selection.query("pods").view;
+    let view = |arguments: &[&str]| parse(arguments).selection.query("pods").unwrap().view;
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
     let (fields, drop) = (texts(&["metadata.labels", "spec"]), texts(&["spec.x"]));
     let expected = pb::View { fields, drop, ..pb::View::default() };
@@ -50,7 +50,7 @@ fn a_view_has_paths_or_a_name() {
 fn bodies_are_not_requested_for_names() {
     let sent = |arguments: &[&str], reads_bodies: bool| {
         let flags = parse(arguments);
-        let Query { format, view, .. } = flags.for_output(flags.selection.query("pods"), reads_bodies);
+        let Query { format, view, .. } = flags.for_output(flags.selection.query("pods").unwrap(), reads_bodies);
         (format, view.is_some())
     };
     let (raw, metadata) = (pb::PayloadFormat::Raw, pb::PayloadFormat::Metadata);
@@ -60,7 +60,7 @@ fn bodies_are_not_requested_for_names() {
     assert_eq!(sent(&["-o", "name"], true), (raw, false));
     assert_eq!(sent(&["--metadata"], false), (metadata, false));
     let flags = parse(&["-o", "name"]);
-    let changed = ChangedFlag { changed: true }.applied_to(flags.selection.query("pods"));
+    let changed = ChangedFlag { changed: true }.applied_to(flags.selection.query("pods").unwrap());
     assert_eq!(flags.for_output(changed, false).format, raw, "they are compared");
     assert!(Command::try_parse_from(["test", "--metadata", "--view", "@no-status"]).is_err());
 }

@@ -99,7 +99,7 @@ fn resource_of(words: &ArgMatches) -> Option<pb::Resource> {
 fn values(words: &ArgMatches, index: &str) -> Vec<String> {
     let Some(resource) = text(words, "resource") else { return Vec::new() };
     let values = ask(words, async |client| client.values(resource, index).await).unwrap_or_default();
-    values.into_iter().map(|value| value.value).collect()
+    values.values.into_iter().map(|value| value.value).collect()
 }
 
 fn pairs(words: &ArgMatches, current: &str) -> Vec<String> {

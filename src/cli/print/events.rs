@@ -87,8 +87,9 @@ impl<'o, W: Write> EventPrinter<'o, W> {
         }
     }
 
-    /// Prints the fields that an event has altered, after its row.
+    /// Prints the fields that the last event has altered, after its row, for which it prints the initial events so far.
     pub(crate) fn differences(&mut self, old: &pb::Object, new: &pb::Object) -> io::Result<()> {
+        self.synced()?;
         self.out.write_all(diff::lines(old, new, self.options.colors).as_bytes())
     }
 
@@ -317,6 +318,23 @@ ADDED      shop        b          2      entered selection
         assert!(printer.out.is_empty());
         printer.synced().unwrap();
         assert!(!printer.out.is_empty());
+    }
+
+    #[test]
+    fn the_fields_of_a_change_follow_its_row_also_before_the_initial_events_are_complete() {
+        let options = options(Output::Table);
+        let mut out = Vec::new();
+        let mut printer = EventPrinter::new(&mut out, &options);
+        let changed =
+            event(pb::EventType::Modified, pb::Cause::Unspecified, object(r#"{"metadata":{"name":"a"},"n":2}"#));
+        let old = object(r#"{"metadata":{"name":"a"},"n":1}"#);
+        printer.push(initial("", "b")).unwrap();
+        printer.push(changed.clone()).unwrap();
+        printer.differences(&old, &changed.object).unwrap();
+        printer.synced().unwrap();
+        let lines: Vec<&str> = std::str::from_utf8(&out).unwrap().lines().collect();
+        assert!(lines[lines.len() - 2].starts_with("MODIFIED   a "), "{lines:?}");
+        assert!(lines[lines.len() - 1].contains("~ n: "), "{lines:?}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
     cli::{
         client_flags::{Contexts, FormatFlags, ServerFlags, TimeoutFlags},
         failure::{Failure, UNAVAILABLE},
-        print::{RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
+        print::{RED, Record, YELLOW, age::age_of, json::Document, or_unread, stdout, table::Cell, write_records},
         refresh::RefreshFlags,
     },
     proto::pb,
@@ -84,7 +84,8 @@ async fn show(flags: &StatusFlags) -> Result<(), Failure> {
         Answer { name, answer: timeout(ANSWER_WITHIN, call).await.unwrap_or_else(late) }
     }))
     .await;
-    write_records(stdout(), &format.options(), ("servers", HEADER), records(&answers, SystemTime::now()))?;
+    let records = records(&answers, SystemTime::now());
+    or_unread(write_records(stdout(), &format.options(), ("servers", HEADER), records))?;
     let failures = answers.into_iter().filter_map(|Answer { name, answer }| {
         let Failure { message, exit_code } = answer.err()?;
         Some(Failure { message: message.map(|message| format!("{name}: {message}")), exit_code })

@@ -52,8 +52,7 @@ pub(crate) async fn diff(flags: &DiffFlags) -> Result<(), Failure> {
 
 async fn print_changes(flags: &DiffFlags) -> Result<(), Failure> {
     let DiffFlags { resource, name, from, to, objects, .. } = flags;
-    objects.selection.check()?;
-    let query = objects.for_output(objects.selection.query_of_name(resource, name.as_deref()), false);
+    let query = objects.for_output(objects.selection.query_of_name(resource, name.as_deref())?, false);
     let client = objects.server.connect().await?;
     let pb::ChangesResponse { changes, resource_version, namespaces, .. } =
         client.changes(&query, from, to.as_deref()).await?;
@@ -62,7 +61,7 @@ async fn print_changes(flags: &DiffFlags) -> Result<(), Failure> {
     let mut printer = EventPrinter::new(stdout(), &options);
     let has_fields = options.output.is_table();
     let mut counts = [0_usize; 3];
-    // The fields of a change follow its row, so that each row is printed at once.
+    // There are no initial events to wait for.
     printer.synced()?;
     for change in changes {
         let event_type = change.r#type();

@@ -40,7 +40,9 @@ pub(crate) struct WatchFlags {
     #[arg(
         long,
         help_heading = "Selection",
-        conflicts_with_all = ["initial", "watch_only", "since", "policy", "queue_length", "diff", "timestamps", "exec"]
+        conflicts_with_all = [
+            "initial", "watch_only", "since", "policy", "queue_length", "diff", "timestamps", "exec", "metadata"
+        ]
     )]
     pub(super) state: bool,
     #[command(flatten)]

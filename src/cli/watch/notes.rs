@@ -3,8 +3,8 @@
 use tonic::Code;
 
 use crate::{
-    cli::client_flags::expression_failed,
-    client::{Note, Update},
+    cli::client_flags::{expression_failed, limited},
+    client::{Note, Progress, Update},
     proto::pb,
 };
 
@@ -13,6 +13,8 @@ use crate::{
 pub(crate) struct WatchNotes {
     pub(super) is_synced: bool,
     objects: u64,
+    /// Namespaces that the watch is limited to.
+    namespaces: Vec<String>,
 }
 
 // === impl WatchNotes ===
@@ -35,6 +37,15 @@ impl WatchNotes {
             Update::Note(note) => return Some(describe(note)),
         }
         None
+    }
+
+    /// Returns the note about the namespaces that the watch is limited to, if they have changed.
+    pub(in crate::cli) fn limit(&mut self, resource: &str, progress: &Progress) -> Option<String> {
+        if self.namespaces == progress.namespaces {
+            return None;
+        }
+        self.namespaces.clone_from(&progress.namespaces);
+        limited(resource, &self.namespaces)
     }
 }
 

@@ -43,8 +43,6 @@ struct Watched {
     /// True after its first update.
     has_begun: bool,
     is_stale: bool,
-    /// Namespaces that the watch is limited to.
-    namespaces: Vec<String>,
     notes: WatchNotes,
 }
 
@@ -151,9 +149,9 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
                 if let Some(note) = note {
                     self.note(&note)?;
                 }
-                self.note_progress(at, progress)?;
+                self.note_progress(at, &progress)?;
             }
-            Update::Bookmark(progress) => self.note_progress(at, progress)?,
+            Update::Bookmark(progress) => self.note_progress(at, &progress)?,
             Update::Dropped { .. } | Update::Note(_) => {
                 if let Some(note) = note {
                     self.note(&note)?;
@@ -210,7 +208,7 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
     }
 
     /// Prints a note if the state of the upstream or the namespaces of the caller have changed.
-    fn note_progress(&mut self, at: usize, progress: Progress) -> Result<(), Failure> {
+    fn note_progress(&mut self, at: usize, progress: &Progress) -> Result<(), Failure> {
         let watched = &mut self.resources[at];
         let resource = Arc::clone(&watched.resource);
         let is_stale = progress.source == SyncState::Stale;
@@ -219,10 +217,8 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
             let what = if is_stale { "upstream unreachable" } else { "upstream reachable again" };
             self.note(&format_args!("# {resource}: {what}"))?;
         }
-        if self.resources[at].namespaces != progress.namespaces {
-            self.printer.flush()?;
-            self.flags.objects.server.note_limited(&resource, &progress.namespaces);
-            self.resources[at].namespaces = progress.namespaces;
+        if let Some(note) = self.resources[at].notes.limit(&resource, progress) {
+            self.note(&note)?;
         }
         Ok(())
     }
@@ -234,7 +230,8 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), Failure> {
+    /// Prints what was received.
+    pub(super) fn end(&mut self) -> Result<(), Failure> {
         self.printer.synced()?;
         Ok(self.printer.flush()?)
     }
@@ -244,12 +241,6 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
 
 impl Watched {
     fn new(resource: &str) -> Self {
-        Self {
-            resource: resource.into(),
-            has_begun: false,
-            is_stale: false,
-            namespaces: Vec::new(),
-            notes: WatchNotes::default(),
-        }
+        Self { resource: resource.into(), has_begun: false, is_stale: false, notes: WatchNotes::default() }
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     },
     client::Query,
     model::Object,
-    proto::{self, PayloadFormat, pb},
+    proto::{self, PayloadFormat},
     source::relay::{RelayConfig, RelaySource},
 };
 
@@ -44,9 +44,8 @@ pub(super) async fn run(resource: &str, query: Query, objects: &ObjectFlags) -> 
     let (mut signals, reader) = (Signals::of_writer()?, Reader::new());
     // The first failure ends the command, as without --state: later ones are repeated.
     let client = server.connect_lazy()?;
-    let request = pb::WatchRequest { initial_events: pb::InitialEvents::None.into(), ..query.watch_request() };
     tokio::select! {
-        opened = client.open(request) => drop(opened?),
+        tried = server.try_watch(&client, &query) => tried?,
         _ = signals.next() => return Ok(()),
     }
     let (address, tls) = server.upstream()?;
@@ -125,10 +124,14 @@ impl StatePrinter<'_> {
     }
 }
 
-/// Returns true if two states have the same objects with the same bytes.
+/// Returns true if two states have the same objects with the same bytes. In a view the labels are no part of these.
 fn is_same(last: &State, state: &State) -> bool {
     let is_same = |old: &Arc<Object>, new: &Arc<Object>| {
-        Arc::ptr_eq(old, new) || (old.key() == new.key() && old.uid() == new.uid() && old.body() == new.body())
+        Arc::ptr_eq(old, new)
+            || (old.key() == new.key()
+                && old.uid() == new.uid()
+                && old.body() == new.body()
+                && old.labels().iter().eq(new.labels().iter()))
     };
     last.len() == state.len() && last.iter().zip(state).all(|(old, new)| is_same(old, new))
 }

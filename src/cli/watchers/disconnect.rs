@@ -1,13 +1,11 @@
 //! `informerd disconnect`.
 
-use std::io::Write;
-
 use clap::Args;
 
 use crate::cli::{
     client_flags::{ServerFlags, TimeoutFlags},
     failure::{Failure, NOT_FOUND},
-    print::stdout,
+    print::{or_unread, write_all},
     waiting,
 };
 
@@ -37,11 +35,8 @@ pub(crate) async fn disconnect(flags: &DisconnectFlags) -> Result<(), Failure> {
 
 async fn end(flags: &DisconnectFlags) -> Result<(), Failure> {
     let ended = flags.server.connect().await?.disconnect_watchers(flags.ids.clone()).await?;
-    let mut out = stdout();
-    for id in &ended {
-        writeln!(out, "watch {id} disconnected")?;
-    }
-    out.flush()?;
+    let out = ended.iter().map(|id| format!("watch {id} disconnected\n")).collect::<String>();
+    or_unread(write_all(out.as_bytes()))?;
     let missing: Vec<String> = flags.ids.iter().filter(|id| !ended.contains(id)).map(u64::to_string).collect();
     if missing.is_empty() {
         return Ok(());

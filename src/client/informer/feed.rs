@@ -49,7 +49,8 @@ pub(super) async fn feed(mut streams: Streams, connection: Arc<Connection>, fifo
                 connection.received();
                 if let News::Dropped { count, after, .. } = &followed.news {
                     tracing::info!(count, after, "dropped events are requested again");
-                    connection.set_open(false);
+                    // The server has just answered, and a stream that fills the hole follows.
+                    connection.set_open(true);
                 }
                 let progress = deltas.take(*followed, streams.follower().position.as_deref());
                 for delta in deltas.ready.drain(..) {

@@ -163,5 +163,8 @@ mod tests {
         connection.set_open(true);
         connection.bookmark(&synced, false);
         assert_eq!(state(), FreshnessState::Syncing, "not current yet");
+        connection.bookmark(&synced, true);
+        connection.set_open(true);
+        assert_eq!(state(), FreshnessState::Syncing, "a hole, or another stream");
     }
 }

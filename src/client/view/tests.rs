@@ -164,6 +164,37 @@ fn without_bodies_a_version_is_a_change() {
     assert_eq!(told(&mut watch, [metadata("b.1"), end("b.1")])[0], "MODIFIED a b.1 @");
 }
 
+/// Objects that leave and enter with the caller's namespaces come at the version that the stream has: a resume repeats none of
+/// them.
+#[test]
+fn the_objects_of_a_namespace_that_is_granted_again_after_a_resume_are_added_again() {
+    let bookmark_of = |namespaces: &[&str], initial_events_end| {
+        let mut message = bookmark("5".to_owned(), initial_events_end);
+        let namespaces = namespaces.iter().map(|name| (*name).to_owned()).collect();
+        message.bookmark.as_mut().unwrap().namespaces = namespaces;
+        message
+    };
+    let event = |r#type: pb::EventType, cause: pb::Cause| pb::WatchResponse {
+        r#type: r#type.into(),
+        cause: cause.into(),
+        resource_version: "5".to_owned(),
+        ..added("a", "u", "x", "3")
+    };
+    let granted = || [event(pb::EventType::Added, pb::Cause::EnteredSelection), bookmark_of(&["x", "y"], false)];
+    let revoked = || [event(pb::EventType::Deleted, pb::Cause::LeftSelection), bookmark_of(&["x"], false)];
+    let mut watch = Following::new(false, true);
+    watch.begin();
+    told(&mut watch, [bookmark_of(&["x"], true)]);
+    for resumes in [true, false, true] {
+        if resumes {
+            watch.begin();
+        }
+        assert_eq!(told(&mut watch, granted())[0], "ADDED ENTERED_SELECTION a 3 @5");
+        assert_eq!(told(&mut watch, revoked())[0], "DELETED LEFT_SELECTION a 3 @5");
+        assert_eq!(watch.view.len(), 0);
+    }
+}
+
 /// A new version of an unchanged body is a change, which the list of another lineage has for all objects.
 #[test]
 fn the_version_of_an_object_counts_within_one_lineage() {

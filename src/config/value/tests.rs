@@ -290,8 +290,7 @@ fn files_flags() {
         ("pods=a@b/", "pods", "a@b/", None),
         ("pods=a@b/c", "pods", "a@b/c", None),
     ] {
-        let flag = FilesFlag { name, path: path.into(), kind: kind.map(str::to_owned) };
-        assert_eq!(parse_files_flag(text), Ok(flag), "{text}");
+        assert_eq!(parse_files_flag(text), Ok((name, path.into(), kind.map(str::to_owned))), "{text}");
     }
     for (text, problem) in [
         ("", "expected NAME=DIR[@KIND] such as pods=./manifests@Pod, found \"\""),
@@ -318,7 +317,7 @@ fn stream_flags() {
     ] {
         assert_eq!(
             parse_stream_flag(text),
-            Ok(StreamFlag { name, path: path.map_or(StreamPath::Stdin, |path| StreamPath::Path(path.into())) }),
+            Ok((name, path.map_or(StreamPath::Stdin, |path| StreamPath::Path(path.into())))),
             "{text}"
         );
     }

@@ -18,7 +18,7 @@ use crate::{
         held_snapshots::HeldSnapshot,
         page::Continued,
         past::{AtVersion, ReadState},
-        query::{self, Parts},
+        query::{self, Parts, parts},
         quotas::QuotaPermit,
         service::Service,
         status::ApiError,
@@ -92,17 +92,9 @@ impl Listing {
         let matching = std::mem::take(&mut request.resource_version_match);
         let at = AtVersion::parse("resourceVersion", &version, matching, history)?;
         let caller = call.caller();
-        let parts = Parts {
-            namespace: &request.namespace,
-            name: "",
-            label_selector: &request.label_selector,
-            field_selector: &request.field_selector,
-            expression: &request.expression,
-            index: None,
-            shard: request.shard.as_ref(),
-            caller,
-        };
+        let parts = Parts { index: None, ..parts!(request, caller) };
         let selection = query::selection(&mut access, parts).await?;
+        access.check_whole()?;
         let Access { service, resource, format, .. } = access;
         let key = (call.user(), format.payload);
         let query = service.pages().query_hash(&("HTTP", resource.calls.id(), request.encode_to_vec(), key));

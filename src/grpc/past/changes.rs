@@ -22,7 +22,7 @@ use crate::{
         encoder::{Failed, NextObject, ObjectField},
         frame::{self, CHUNK_BYTES, PREFIX_BYTES},
         held_snapshots::HeldSnapshot,
-        query::{self, Parts},
+        query::{self, Parts, parts},
         quotas::QuotaPermit,
         service::Service,
         status::{ApiError, final_frames, trailers},
@@ -101,16 +101,7 @@ pub(in crate::grpc) async fn changes(
     let wanted = Wanted::objects(Operation::List, resource, namespace, *format);
     let mut access = service.access(&call, Wanted { view: view.as_ref(), ..wanted }).await?;
     let caller = call.caller();
-    let parts = Parts {
-        namespace,
-        name,
-        label_selector: &request.label_selector,
-        field_selector: &request.field_selector,
-        expression: &request.expression,
-        index: request.index.as_ref(),
-        shard: request.shard.as_ref(),
-        caller,
-    };
+    let parts = Parts { name, ..parts!(request, caller) };
     let selection = query::selection(&mut access, parts).await?;
     let Access { resource, mut format, .. } = access;
     let (from, to) = ("from_resource_version", "to_resource_version");

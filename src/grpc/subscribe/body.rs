@@ -104,15 +104,16 @@ pub(in crate::grpc) struct SubscribeBody {
 enum Subscribed {
     /// It is to be opened; its place in the queue.
     Queued(u64),
-    Opening(AbortHandle),
+    /// Its entry in the audit log.
+    Opening(AbortHandle, Option<AuditedCall>),
     /// Key of its body.
     Open(usize),
     /// Id of its resource, and key of its lane.
     Attached(u64, usize),
 }
 
-/// A watch that is being opened: its id, and its entry in the audit log.
-type Opening = Pin<Box<dyn Future<Output = (u32, Option<AuditedCall>, Result<Opened, Aborted>)> + Send>>;
+/// A watch that is being opened: its id.
+type Opening = Pin<Box<dyn Future<Output = (u32, Result<Opened, Aborted>)> + Send>>;
 type Opened = Result<WatchBody, ApiError>;
 
 /// Size up to which a response is filled.
@@ -134,7 +135,7 @@ impl Subscribed {
     /// Returns the key of the body.
     fn key(&self) -> Option<usize> {
         match self {
-            Self::Queued(_) | Self::Opening(_) | Self::Attached(..) => None,
+            Self::Queued(_) | Self::Opening(..) | Self::Attached(..) => None,
             Self::Open(key) => Some(*key),
         }
     }
@@ -188,10 +189,10 @@ impl SubscribeBody {
             {
                 self.begin(open);
             }
-            if let Poll::Ready(Some((id, audited, opened))) = self.opening.poll_next_unpin(cx) {
+            if let Poll::Ready(Some((id, opened))) = self.opening.poll_next_unpin(cx) {
                 // Otherwise it was closed meanwhile, and the id may be in use again.
                 if let Ok(opened) = opened {
-                    self.has_opened(id, audited, opened);
+                    self.has_opened(id, opened);
                 }
                 continue;
             }
@@ -249,12 +250,11 @@ impl SubscribeBody {
         let pb::OpenWatch { id: watch_id, watch: request } = open;
         let Some(subscribed) = self.watches.get_mut(&watch_id) else { return };
         let (handle, registration) = AbortHandle::new_pair();
-        *subscribed = Subscribed::Opening(handle);
         let (stream_id, began) = (self.stream_id, self.began);
         let opening = Arc::new(self.openings.begin(request.as_ref().map_or(0, Message::encoded_len)));
         let place = Subscription { stream_id, watch_id, began, opening };
         let (service, call) = (self.service.clone(), self.call.of_watch(place));
-        let audited = call.audited.clone();
+        *subscribed = Subscribed::Opening(handle, call.audited.clone());
         let end_reason = tracing::field::Empty;
         let span = debug_span!(parent: &self.span, "watch", stream_id, watch_id, informerd.end_reason = end_reason);
         let opened = async move {
@@ -263,18 +263,19 @@ impl SubscribeBody {
             watch::open(&service, request.unwrap_or_default(), call).await
         };
         let opened = Abortable::new(opened.instrument(span), registration);
-        self.opening.push(Box::pin(async move { (watch_id, audited, opened.await) }));
+        self.opening.push(Box::pin(async move { (watch_id, opened.await) }));
     }
 
-    fn has_opened(&mut self, id: u32, audited: Option<AuditedCall>, opened: Opened) {
+    fn has_opened(&mut self, id: u32, opened: Opened) {
+        let Some(Subscribed::Opening(_, audited)) = self.watches.remove(&id) else { return };
         match opened {
             Ok(body) => self.insert(id, body, audited),
             Err(refusal) => {
                 let status = self.service.metrics().refuse(&refusal);
                 if let Some(audited) = audited {
+                    audited.ends(status.code());
                     audited.refuses(&status);
                 }
-                self.watches.remove(&id);
                 self.paused.remove(&id);
                 self.ended.push_back((id, error(&refusal)));
             }
@@ -296,7 +297,12 @@ impl SubscribeBody {
         self.paused.remove(&id);
         match subscribed {
             Subscribed::Queued(place) => self.to_open.remove(place),
-            Subscribed::Opening(opening) => opening.abort(),
+            Subscribed::Opening(opening, audited) => {
+                opening.abort();
+                if let Some(audited) = audited {
+                    audited.ends(Code::Ok);
+                }
+            }
             Subscribed::Open(key) => self.remove_body(key).ends(Code::Ok),
             Subscribed::Attached(resource, lane) => self.leave(id, resource, lane),
         }
@@ -329,11 +335,17 @@ impl SubscribeBody {
     /// Ends the stream: first its watches, then the RPC with the same status.
     fn end_with(&mut self, refusal: &ApiError) {
         self.to_open.clear();
-        self.end = Some(self.service.metrics().refuse(refusal));
+        let status = self.service.metrics().refuse(refusal);
         let last = error(refusal);
         self.detach_all();
         let not_open = |_: &u32, subscribed: &mut Subscribed| !matches!(subscribed, Subscribed::Open(_));
-        self.ended.extend(self.watches.extract_if(not_open).map(|(id, _)| (id, last.clone())));
+        for (id, subscribed) in self.watches.extract_if(not_open) {
+            if let Subscribed::Opening(_, Some(audited)) = subscribed {
+                audited.ends(status.code());
+            }
+            self.ended.push_back((id, last.clone()));
+        }
+        self.end = Some(status);
         // Dropping the futures of those that are being opened cancels them.
         self.opening.clear();
         for (_, watch) in &mut self.bodies {

@@ -11,11 +11,11 @@ use super::{
         frame::WireFrame,
         opening::OpeningSlot,
         past::{AtVersion, PastVersion, ReadState},
-        query::{self, Parts},
+        query::{self, Parts, parts},
         resource::ServedResource,
         service::Service,
         status::ApiError,
-        watchers::{OwnInfo, WatcherInfo},
+        watchers::{OwnInfo, WatchAccess, WatcherInfo},
     },
     body::{Begin, Opened, WatchBody},
 };
@@ -79,8 +79,6 @@ pub(crate) struct LineOptions {
     /// Last change that the client received of a batch of which it may lack others.
     #[cfg(feature = "kubernetes-api")]
     pub(crate) last: Option<LastChange>,
-    /// True if the watch begins with the objects of the version from which it resumes.
-    pub(crate) repeats: bool,
 }
 
 /// Change of a batch, in the order of this server.
@@ -99,26 +97,31 @@ pub(in super::super) async fn open_lines(
     (lines, options): (LineFormat, LineOptions),
     call: Call,
 ) -> Result<WatchBody, ApiError> {
-    let (service, resource) = (access.service, Arc::clone(&access.resource));
     access.format.lines = Some(lines);
-    if !options.has_objects_only {
-        let queue = queue(service, &resource, request.queue.unwrap_or_default())?;
-        return join_with(access, request, queue, options, call).await;
-    }
-    let mut queue = resource.queue;
-    if service.config().allowed_policies.contains(&FullChannelPolicy::Replay) {
-        queue.policy = FullChannelPolicy::Replay;
-    }
-    let Some(from) = query::version("resource_version", &request.resource_version)? else {
-        return join_with(access, request, queue, options, call).await;
+    let (service, resource) = (access.service, &access.resource);
+    let queue = match &service.config().allowed_policies {
+        _ if !options.has_objects_only => queue(service, resource, request.queue.unwrap_or_default())?,
+        allowed if allowed.contains(&FullChannelPolicy::Replay) => {
+            QueueOptions { policy: FullChannelPolicy::Replay, ..resource.queue }
+        }
+        _ => resource.queue,
     };
-    let future_wait = future_wait(service, &access.format, duration("timeout", request.timeout)?);
-    service.can_replace(&resource, &from)?;
-    service.reached(&resource, Some(&from), future_wait).await?;
+    join_with(access, request, queue, options, call).await
+}
+
+/// Waits for the version of an object, and returns the one after which a client resumes that has seen it, and how.
+#[cfg(feature = "kubernetes-api")]
+async fn resume_point(
+    service: &Service,
+    resource: &ServedResource,
+    from: ResourceVersion,
+    future_wait: Duration,
+) -> Result<(ResourceVersion, Begin), ApiError> {
+    service.can_replace(resource, &from)?;
+    service.reached(resource, Some(&from), future_wait).await?;
     let resume_point = resource.informer.resume_point(from.clone());
     let (from, repeats) = resume_point.map_err(|error| ApiError::join(error, Some(&from), &resource.name))?;
-    let request = pb::WatchRequest { resource_version: from.to_string(), ..request.clone() };
-    join_with(access, &request, queue, LineOptions { repeats, ..options }, call).await
+    Ok((from.clone(), if repeats { Begin::At(from) } else { Begin::After(from) }))
 }
 
 // === impl LineOptions ===
@@ -147,23 +150,14 @@ async fn join_with(
     call: Call,
 ) -> Result<WatchBody, ApiError> {
     let caller = call.caller();
-    let selection = query::selection(
-        &mut access,
-        Parts {
-            namespace: &request.namespace,
-            name: &request.name,
-            label_selector: &request.label_selector,
-            field_selector: &request.field_selector,
-            expression: &request.expression,
-            index: request.index.as_ref(),
-            shard: request.shard.as_ref(),
-            caller,
-        },
-    )
-    .await?;
+    let parts = Parts { name: &request.name, ..parts!(request, caller) };
+    let selection = query::selection(&mut access, parts).await?;
+    if access.format.lines.is_some() {
+        access.check_whole()?;
+    }
     let (service, resource, mut format) = (access.service, Arc::clone(&access.resource), access.format.clone());
     let from = query::version("resource_version", &request.resource_version)?;
-    let begin = begin(request, from.clone(), options.repeats)?;
+    let begin = begin(request, from.clone())?;
     let bookmark_interval =
         duration("bookmark_interval", request.bookmark_interval)?.unwrap_or(service.config().bookmark_interval);
     let timeout = duration("timeout", request.timeout)?;
@@ -173,8 +167,9 @@ async fn join_with(
     let future_wait = future_wait(service, &format, timeout);
     let selection = Arc::new(selection);
     let stream_quota = service.quotas().stream(&call)?;
-    let has_state = matches!(begin, Begin::InitialEvents | Begin::At(_));
-    let bulk_quota = if has_state { service.quotas().bulk_response(&call)? } else { None };
+    let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
+    #[cfg(feature = "kubernetes-api")]
+    let resuming = options.has_objects_only.then(|| call.clone());
     let Call { identity, stream, wait, user_agent, audited, subscription, .. } = call;
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
@@ -190,9 +185,28 @@ async fn join_with(
         user_agent,
         stream_id,
     };
-    let own = OwnInfo { grant, audited: audited.clone(), stream, watch_id };
+    let own = OwnInfo { grant: grant.clone(), audited: audited.clone(), stream, watch_id };
     let open_view = resource.views.open(&resource.name, &mut format)?;
     let watcher = service.watchers().enter(info, own, Arc::clone(&selection))?;
+    // A change of rights so far has passed by a call that waited. Later ones are left at the entry.
+    if let Some(grant) = grant.filter(|_| access.is_outdated()) {
+        let checked = service.check_again(&grant, selection.namespaces.as_ref()).await;
+        let namespaces = checked.inspect_err(|refusal| watcher.ends(refusal))?;
+        service.watchers().set_access(watcher.id(), WatchAccess::Namespaces(namespaces));
+    }
+    #[cfg(feature = "kubernetes-api")]
+    let (from, begin, bulk_quota) = match (from, &resuming) {
+        (Some(version), Some(call)) => {
+            let resumed = async {
+                let (from, begin) = resume_point(service, &resource, version, future_wait).await?;
+                let has_state = matches!(begin, Begin::At(_));
+                let bulk_quota = if has_state { service.quotas().bulk_response(call)? } else { None };
+                Ok((Some(from), begin, bulk_quota))
+            };
+            resumed.await.inspect_err(|refusal| watcher.ends(refusal))?
+        }
+        (from, _) => (from, begin, bulk_quota),
+    };
     if let Some(audited) = audited {
         audited.begins_from(&begin.to_string());
         audited.begins(&selection, &format, resource.is_secret);
@@ -348,7 +362,7 @@ async fn join(
 }
 
 /// Returns the first part of the stream, from the request.
-fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>, repeats: bool) -> Result<Begin, ApiError> {
+fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Begin, ApiError> {
     let invalid = |message: &str| ApiError::Invalid {
         reason: "INITIAL_EVENTS_INVALID",
         field: "initial_events",
@@ -360,9 +374,7 @@ fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>, repeats: boo
         }
         (Ok(pb::InitialEvents::Send | pb::InitialEvents::Unspecified), None) => Ok(Begin::InitialEvents),
         (Ok(pb::InitialEvents::None), None) => Ok(Begin::Bookmark),
-        (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(from)) => {
-            Ok(if repeats { Begin::At(from) } else { Begin::After(from) })
-        }
+        (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(from)) => Ok(Begin::After(from)),
         (Err(_), _) => Err(invalid("unsupported value; supported: INITIAL_EVENTS_SEND (1), INITIAL_EVENTS_NONE (2)")),
     }
 }

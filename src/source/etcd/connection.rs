@@ -228,6 +228,8 @@ impl Connection {
     pub(super) fn error(&self, status: &Status) -> SourceError {
         let text = format!("{}: {}", self.endpoint(), describe(status));
         match status.code() {
+            // As in etcd's own client: the next connection has a new token, and a watch resumes over it.
+            _ if !self.metadata.is_empty() && is_token_rejected(status) => SourceError::Busy(text),
             Code::OutOfRange if is_compacted(status) => SourceError::Expired(text),
             Code::OutOfRange if status.message().contains("future revision") => SourceError::VersionTooLarge(text),
             Code::OutOfRange => SourceError::Undecodable(text),
@@ -306,6 +308,11 @@ fn checked(answer: RangeResponse) -> Result<RangeResponse, Status> {
 /// Returns true if the revision has been compacted.
 pub(super) fn is_compacted(status: &Status) -> bool {
     status.code() == Code::OutOfRange && status.message().contains("compacted")
+}
+
+/// Returns true if the token has expired, or the users have changed since it was issued.
+fn is_token_rejected(status: &Status) -> bool {
+    ["invalid auth token", "revision of auth store is old"].iter().any(|text| status.message().contains(text))
 }
 
 /// Returns true if a response exceeded the size limit.

@@ -67,8 +67,11 @@ pub(super) struct EtcdWatch {
     unanswered_since: Option<Instant>,
     /// Completes when the files that the connection was made from have changed.
     changed: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// Read of the cluster's revision, for a server whose progress responses cannot be trusted.
+    /// Read of the cluster's revision, for a caller that waits for its confirmation, and for a server whose progress responses cannot
+    /// be trusted.
     head: Option<Head>,
+    /// Time of the last such read.
+    head_at: Option<Instant>,
 }
 
 /// Change that etcd has to replay after a break.
@@ -135,6 +138,7 @@ impl EtcdWatch {
             requested_at,
             unanswered_since: None,
             head: None,
+            head_at: None,
         };
         let answer_timeout = live.shared.config.answer_timeout;
         match tokio::time::timeout(answer_timeout, live.receive()).await {
@@ -170,9 +174,15 @@ impl EtcdWatch {
     /// Waits for the next message, response or timer.
     async fn step(&mut self) -> Result<(), SourceError> {
         let demand = self.shared.demand.clone();
-        let can_hurry = self.connection.has_reliable_progress && !demand.is_wanted();
+        let progress_interval = self.shared.config.progress_interval;
+        // Not after the messages: there may always be more.
+        if demand.wants_confirmation() && self.head_at.is_none_or(|at| at.elapsed() >= progress_interval) {
+            self.read_head();
+        }
+        let can_hurry = !demand.is_wanted();
         let is_wanted = demand.is_wanted() || self.unconfirmed.is_some();
-        let next_request_at = self.next_request_at(self.connection.has_reliable_progress && is_wanted);
+        let is_urgent = self.connection.has_reliable_progress && is_wanted || demand.wants_confirmation();
+        let next_request_at = self.next_request_at(is_urgent);
         let head = async {
             match &mut self.head {
                 Some(head) => head.await,
@@ -180,8 +190,21 @@ impl EtcdWatch {
             }
         };
         tokio::select! {
-            // Messages that have arrived come first: a watch that was not polled for long is not silent.
             biased;
+            // Cancel-safe: the call continues at the next poll.
+            header = pin!(head) => {
+                self.head = None;
+                let header = header.map_err(|status| self.connection.error(&status))?;
+                self.shared.check_identity(&header)?;
+                if let Some(head_at) = self.head_at.filter(|_| self.is_confirmed()) {
+                    demand.confirm(head_at, version(header.revision));
+                }
+                if !self.connection.has_reliable_progress {
+                    self.record_contact();
+                }
+                Ok(())
+            }
+            // Messages that have arrived come before the timers: a watch that was not polled for long is not silent.
             // Cancel-safe: an incomplete message stays in the stream.
             message = self.responses.message() => {
                 let message = message.map_err(|status| self.connection.error(&status))?;
@@ -191,14 +214,6 @@ impl EtcdWatch {
             () = &mut self.changed => {
                 let endpoint = self.connection.endpoint();
                 Err(SourceError::Busy(format!("{endpoint}: the password or a certificate has changed, reconnecting")))
-            }
-            // Cancel-safe: the call continues at the next poll.
-            header = pin!(head) => {
-                self.head = None;
-                let header = header.map_err(|status| self.connection.error(&status))?;
-                self.shared.check_identity(&header)?;
-                self.record_contact();
-                Ok(())
             }
             // Cancel-safe by its own contract; the next round computes an earlier time for the request.
             () = demand.wanted(), if can_hurry => Ok(()),
@@ -224,8 +239,22 @@ impl EtcdWatch {
     /// Records contact with the upstream, if the history is known to be the same. A fragment does not count: until the rest has
     /// arrived, which takes long for a large value, the served state is older than the response.
     fn record_contact(&self) {
-        if !self.is_partial && self.unconfirmed.as_ref().is_none_or(|unconfirmed| unconfirmed.is_repeated) {
+        if !self.is_partial && self.is_confirmed() {
             self.shared.health.record_contact();
+        }
+    }
+
+    /// Returns true if the history is known to be the same.
+    fn is_confirmed(&self) -> bool {
+        self.unconfirmed.as_ref().is_none_or(|unconfirmed| unconfirmed.is_repeated)
+    }
+
+    /// Begins a read of the cluster's revision, unless there is one.
+    fn read_head(&mut self) {
+        if self.head.is_none() {
+            let (connection, key) = (self.connection.clone(), self.shared.prefix.first());
+            self.head = Some(Box::pin(async move { connection.head(key).await }));
+            self.head_at = Some(Instant::now());
         }
     }
 
@@ -233,20 +262,19 @@ impl EtcdWatch {
     fn request_progress(&mut self) -> Result<(), SourceError> {
         let now = Instant::now();
         self.requested_at = Some(now);
-        if !self.connection.has_reliable_progress {
-            let is_missed = self.unconfirmed.as_ref().is_some_and(|unconfirmed| !unconfirmed.is_repeated);
-            if is_missed && self.last_message_at.elapsed() > self.shared.config.answer_timeout {
-                // No later revision may ever show that the change is missing, and until then the resource would be STALE.
-                return self.judge(Verdict::Unknown);
-            }
-            if self.head.is_none() {
-                let (connection, key) = (self.connection.clone(), self.shared.prefix.first());
-                self.head = Some(Box::pin(async move { connection.head(key).await }));
-            }
+        let is_reliable = self.connection.has_reliable_progress;
+        let silent_since = if is_reliable { *self.unanswered_since.get_or_insert(now) } else { self.last_message_at };
+        let is_silent = silent_since.elapsed() > self.shared.config.answer_timeout;
+        if is_silent && !self.is_confirmed() {
+            // etcd may read its history for long before it replays the change, and another watch would begin that again; or no later
+            // revision may ever show that the change is missing. Until then the resource would be STALE.
+            return self.judge(Verdict::Unknown);
+        }
+        if !is_reliable {
+            self.read_head();
             return Ok(());
         }
-        let unanswered_since = *self.unanswered_since.get_or_insert(now);
-        if unanswered_since.elapsed() > self.shared.config.answer_timeout {
+        if is_silent {
             return Err(self.silent());
         }
         let progress = RequestUnion::ProgressRequest(WatchProgressRequest {});

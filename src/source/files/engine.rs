@@ -350,9 +350,10 @@ impl Engine {
     }
 
     fn report_incomplete(&self, problem: &str) {
-        self.health.mark_incomplete(format!(
+        let problem = format!(
             "objects may exist that have not been read since the start, so clients of an earlier run keep theirs: {problem}"
-        ));
+        );
+        self.health.mark_incomplete(problem, None);
     }
 
     /// Reports a directory without any manifest since the start, whose volume may be mounted later, or without any of the kind.

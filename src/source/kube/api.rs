@@ -133,7 +133,16 @@ impl Api {
             Ok((access, answer)) => {
                 self.state.lock().url = Some(Arc::clone(&access.url));
                 let answer = answer.map(|body| body.reporting_to(self.health.clone()));
-                if answer.status().is_success() { Ok(answer) } else { Err(self.refused(&access.url, answer).await) }
+                if answer.status().is_success() {
+                    return Ok(answer);
+                }
+                // The API does not parse the version: it is one of a server that had another form of them.
+                let is_of_version =
+                    target.contains("resourceVersion=") && matches!(answer.status().as_u16(), 400 | 422);
+                Err(match self.refused(&access.url, answer).await {
+                    SourceError::Refused(problem) if is_of_version => SourceError::Expired(problem),
+                    error => error,
+                })
             }
             Err(failure) => {
                 if let Some(contact) = failure.contact {

@@ -48,7 +48,13 @@ pub(super) async fn read(shared: &Arc<KubeShared>, at: &ListVersion) -> Result<(
             Err(no_line) => return Err(live.broken(no_line)),
         };
         match live.decode(&told)? {
-            DecodedEvent::Change(EventType::Deleted, Err(item)) => drop(unreadable.remove(&item.problem.subject)),
+            DecodedEvent::Change(EventType::Deleted, Err(item)) => {
+                unreadable.remove(&item.problem.subject);
+                if let Some(key) = &item.identity.key {
+                    objects.remove(key);
+                    problems.remove(key);
+                }
+            }
             DecodedEvent::Change(_, Err(item)) => drop(unreadable.insert(item.problem.subject.clone(), item)),
             DecodedEvent::Change(event_type, Ok(DecodedObject { object, problem, .. })) => {
                 unreadable.remove(&subject_of(object.key()));

@@ -390,16 +390,19 @@ impl KnownState {
         self.position = None;
     }
 
-    /// Returns the position for a watch from this version, if the resource is there. A list or a close counts as the last event
-    /// for one watch only.
-    pub(super) fn begin_watch(&mut self, from: &ResourceVersion) -> Option<Position> {
-        let position =
-            self.position.as_mut().filter(|position| position.version == *from || position.safe() == *from)?;
-        let begun = position.clone();
-        if matches!(position.origin, PositionEvidence::List(_) | PositionEvidence::Closed(_)) {
+    /// Returns the position for a watch from this version, if the resource is there.
+    pub(super) fn watch_position(&self, from: &ResourceVersion) -> Option<Position> {
+        self.position().filter(|position| position.version == *from || position.safe() == *from).cloned()
+    }
+
+    /// Records that a watch from the position is open: a list or a close counts as the last event for one watch only. An attempt to
+    /// open one, which a busy API refuses, leaves it.
+    pub(super) fn note_watch(&mut self) {
+        if let Some(position) = &mut self.position
+            && matches!(position.origin, PositionEvidence::List(_) | PositionEvidence::Closed(_))
+        {
             position.origin = PositionEvidence::Watch;
         }
-        Some(begun)
     }
 }
 
@@ -423,15 +426,18 @@ mod tests {
         let version = ResourceVersion::decimal(9);
         for (since_seen, is_known) in [(9, true), (10, false)] {
             known.note_list(&version, None);
-            assert!(known.begin_watch(&version).is_some_and(|position| position.origin.is_just_listed()));
+            let position = || known.watch_position(&version).unwrap().origin;
+            assert!(position().is_just_listed() && position().is_just_listed(), "until a watch is open");
+            known.note_watch();
             known.note_close(Instant::now());
-            let closed = known.begin_watch(&version).unwrap();
+            let closed = known.watch_position(&version).unwrap();
             tokio::time::advance(Duration::from_secs(since_seen)).await;
             assert_eq!(closed.origin.is_just_closed(), is_known);
-            let again = known.begin_watch(&version).unwrap();
+            known.note_watch();
+            let again = known.watch_position(&version).unwrap();
             assert_eq!(again.origin, PositionEvidence::Watch, "once");
             known.note_list(&version, None);
-            let listed = known.begin_watch(&version).unwrap();
+            let listed = known.watch_position(&version).unwrap();
             tokio::time::advance(Duration::from_secs(since_seen)).await;
             assert_eq!(listed.origin.is_just_listed(), is_known);
         }

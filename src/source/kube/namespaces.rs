@@ -218,10 +218,16 @@ impl Namespaces {
             self.whole.health.clear_unfed(lost);
         }
         *state = State { merge: MergedPosition::new(members.len(), list.version.clone()), members };
+        if let Some(selector) = &self.selector {
+            selector.note_followed();
+        }
         Ok(list)
     }
 
     pub(super) async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        if self.is_outdated() {
+            return Err(selector::expired());
+        }
         let members = {
             let state = self.state.lock();
             let reached: Option<Vec<_>> = state.members.iter().map(Member::reached).collect();
@@ -246,7 +252,7 @@ impl Namespaces {
         let configured = if self.selector.is_some() { Vec::new() } else { names.clone() };
         let merged = MergedWatch {
             selection: match &self.selector {
-                Some(selector) => Box::pin(selector::changed(selector.follow().await?, names)),
+                Some(selector) => Box::pin(selector.clone().changed(selector.follow().await?, names)),
                 None => Box::pin(std::future::pending()),
             },
             checks: Box::pin(existence::keep_checking(Arc::clone(&self.whole), configured)),
@@ -282,7 +288,14 @@ impl Namespaces {
         format!("in {namespaces:?} and by labels {namespace_selector:?}")
     }
 
+    fn is_outdated(&self) -> bool {
+        self.selector.as_ref().is_some_and(Selector::is_outdated)
+    }
+
     pub(super) fn proof(&self) -> Option<Bytes> {
+        if self.is_outdated() {
+            return None;
+        }
         let state = self.state.lock();
         let members: Option<Vec<_>> = state.members.iter().map(Member::keep).collect();
         let kept = SavedNamespaces {

@@ -132,8 +132,8 @@ impl KubeSource {
     async fn deltas(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
         let shared = &self.shared;
         let (position, is_unversioned) = {
-            let mut known = shared.known.lock();
-            (known.begin_watch(&from), known.is_unversioned())
+            let known = shared.known.lock();
+            (known.watch_position(&from), known.is_unversioned())
         };
         if is_unversioned && position.is_some() {
             return Ok(shared.poll(from));
@@ -215,9 +215,11 @@ impl ListerWatcher for KubeSource {
         shared.check_kind(&reading).await?;
         // Not before: this list's cluster is the one to check.
         shared.check_cluster().await?;
-        let list = shared.settle(reading, &at)?;
-        let missing = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty() && list.objects.is_empty());
+        let missing = Some(shared.config.namespace.clone());
+        let missing = missing.filter(|name| !name.is_empty() && reading.objects.is_empty());
         existence::check(shared, missing.as_slice()).await;
+        // The position moves with the list: nothing is awaited in between.
+        let list = shared.settle(reading, &at)?;
         *self.opened.lock() = live.map(|live| (list.version.clone(), live));
         Ok(list)
     }

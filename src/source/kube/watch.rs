@@ -50,6 +50,8 @@ pub(super) struct KubeWatch {
     held: VecDeque<(Event, bool)>,
     /// True until something shows that the API watches from the version.
     is_opening: bool,
+    /// True once it is the watch of the resource.
+    is_begun: bool,
 }
 
 /// Delay after the requested time before a watch that the API has not closed counts as late.
@@ -102,7 +104,7 @@ impl KubeShared {
         let Some(position) = position else { return open(self, from, None).await };
         let (from, resume_point, Position { version, origin, .. }) =
             (position.safe(), position.resume_point(), position);
-        if matches!(origin, PositionEvidence::List(_)) {
+        if origin.is_just_listed() {
             let live = open(self, &from, None).await?;
             if origin.is_just_listed() {
                 return Ok(live);
@@ -174,6 +176,7 @@ impl KubeWatch {
             replay: None,
             held: VecDeque::new(),
             is_opening: false,
+            is_begun: false,
         })
     }
 
@@ -183,6 +186,9 @@ impl KubeWatch {
     ///
     /// Dropping the future loses nothing: received data stays.
     pub(super) async fn next(&mut self) -> Result<Option<Delta>, SourceError> {
+        if !std::mem::replace(&mut self.is_begun, true) {
+            self.shared.known.lock().note_watch();
+        }
         loop {
             if !self.is_unconfirmed()
                 && let Some((event, is_deletion)) = self.held.pop_front()

@@ -45,13 +45,13 @@ pub(super) struct RelayWatch {
     batch: OpenBatch,
     /// Cause of the deletions in the batch.
     deletion: Cause,
-    /// Namespaces to which the upstream limits this relay; not known before the first bookmark.
-    namespaces: Option<Vec<String>>,
     /// True if the upstream has relisted since the position.
     is_relisted: bool,
     /// Delta of the same message as the one delivered last.
     ready: VecDeque<Delta>,
     last_message_at: Instant,
+    /// Times of the last two bookmarks that did not come together with the one before.
+    bookmarks_at: [Option<Instant>; 2],
     /// Time at which a caller was last seen waiting, for a stream with short intervals.
     last_demand_at: Option<Instant>,
     /// Completes when the files that the connection was made from have changed.
@@ -73,17 +73,17 @@ impl RelayWatch {
             check: None,
             batch: OpenBatch::default(),
             deletion: Cause::Change,
-            namespaces: None,
             is_relisted: false,
             ready: VecDeque::new(),
             last_message_at: Instant::now(),
+            bookmarks_at: [None; 2],
             last_demand_at: None,
         }
     }
 
     /// Resumes after a version.
     pub(super) async fn resume(shared: Arc<RelayShared>, from: ResourceVersion) -> Result<Self, SourceError> {
-        let unknown = |version| Position { version, history: Arc::default(), resume_point: None };
+        let unknown = |version| Position { version, history: Arc::default(), resume_point: None, namespaces: None };
         let position = shared.position(&from).unwrap_or_else(|| unknown(from));
         let (messages, check) = shared.open_after(&position, shared.config.heartbeat).await?;
         Ok(Self { check, ..Self::new(shared, messages, position) })
@@ -288,8 +288,10 @@ impl RelayWatch {
     }
 
     fn bookmark(&mut self, bookmark: Bookmark, version: ResourceVersion) -> Result<Delta, SourceError> {
-        message::report_origin(&bookmark, &version, &self.shared.health);
-        if self.namespaces.get_or_insert_with(|| bookmark.namespaces.clone()) != &bookmark.namespaces {
+        let state = message::report_origin(&bookmark, &version, &self.shared.health);
+        self.confirm(state, &version);
+        let known = self.position.namespaces.get_or_insert_with(|| bookmark.namespaces.as_slice().into());
+        if **known != *bookmark.namespaces {
             return Err(self.shared.upstream.access_changed());
         }
         if *bookmark.history != *self.position.history {
@@ -300,6 +302,19 @@ impl RelayWatch {
         // The relist, if any, lies before this version.
         self.is_relisted &= !self.batch.is_empty();
         Ok(progress.unwrap_or(Delta::event(Event::Bookmark(version))))
+    }
+
+    /// Confirms the version of a bookmark, of an upstream that is synced itself, for the time of the bookmark before the last one: one may be
+    /// on its way for an interval, and the upstream may have learned of the version an interval before.
+    fn confirm(&mut self, state: SyncState, version: &ResourceVersion) {
+        let [before, last] = self.bookmarks_at;
+        if let Some(before) = before.filter(|_| state == SyncState::Synced) {
+            self.shared.demand.confirm(before, version.clone());
+        }
+        // Bookmarks that were held back together count as one.
+        if last.is_none_or(|last| last.elapsed() >= self.shared.config.progress_interval / 2) {
+            self.bookmarks_at = [last, Some(Instant::now())];
+        }
     }
 
     fn note_demand(&mut self) {

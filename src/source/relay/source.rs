@@ -37,6 +37,9 @@ struct SavedPosition {
     resume_point: Option<SavedResumePoint>,
     #[serde(default)]
     has_sent_ahead: bool,
+    /// Namespaces to which the upstream limits this relay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    namespaces: Option<Vec<String>>,
     /// Paths of the view of the upstream's configuration, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     view: Option<String>,
@@ -149,13 +152,14 @@ impl WarmStart for RelaySource {
             let state = self.shared.state.lock();
             (state.position.clone()?, state.has_sent_ahead, state.view.clone())
         };
-        let Position { version, history, resume_point } = position;
+        let Position { version, history, resume_point, namespaces } = position;
         let resume_point = resume_point.as_ref().map(ResumePoint::keep);
         let kept = SavedPosition {
             version: version.to_string(),
             history: history.to_string(),
             resume_point,
             has_sent_ahead,
+            namespaces: namespaces.map(|namespaces| namespaces.to_vec()),
             view,
         };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
@@ -168,7 +172,8 @@ impl WarmStart for RelaySource {
             return Err(format!("resume proof of version {} for a snapshot at {at}", kept.version));
         }
         let resume_point = kept.resume_point.and_then(ResumePoint::resume);
-        let position = Position { version: at.clone(), history: kept.history.into(), resume_point };
+        let (history, namespaces) = (kept.history.into(), kept.namespaces.map(Into::into));
+        let position = Position { version: at.clone(), history, resume_point, namespaces };
         let (has_sent_ahead, may_hide_ahead) = (kept.has_sent_ahead, kept.has_sent_ahead);
         *self.shared.state.lock() =
             State { position: Some(position), has_sent_ahead, may_hide_ahead, view: kept.view, ..State::default() };

@@ -4,6 +4,7 @@
 //! A stream resumes at the server that the position was received from, or at another one whose history has been checked.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -58,6 +59,8 @@ pub(super) struct State {
     /// True if that may have been an earlier run, and nothing was listed since. This run does not know of an object that was
     /// created ahead and deleted since, and a client that resumes there would keep it ([`List::expires_older`]).
     pub(super) may_hide_ahead: bool,
+    /// True if there are objects without a position: those of an earlier run, or of a history that was rewritten since.
+    pub(super) holds_earlier: bool,
 }
 
 /// Position of the resource in the upstream's history.
@@ -69,6 +72,8 @@ pub(super) struct Position {
     pub(super) history: Arc<str>,
     /// Last change up to the version; `None` after an empty list, and if it is unknown.
     pub(super) resume_point: Option<ResumePoint>,
+    /// Namespaces to which the upstream limits this relay, none for no limit; `None` if they are unknown.
+    pub(super) namespaces: Option<Arc<[String]>>,
 }
 
 /// Server that has answered last.
@@ -109,11 +114,28 @@ impl Position {
         is_its_own || origin == server
     }
 
-    /// Returns true if the server that named the position's history now names another one.
+    /// Returns true if the server that named the position's history now names another one, whatever the namespaces that this
+    /// relay may read: their digest is the third part of the name.
     fn is_abandoned_by(&self, server: &Server) -> bool {
         let Server { name, history, .. } = server;
         let is_named = self.history.split_once('.').is_some_and(|(origin, _)| origin == name);
-        is_named && !history.is_empty() && **history != *self.history
+        let parts = |history| str::splitn(history, 3, '.').take(2);
+        is_named && !history.is_empty() && !parts(history).eq(parts(&self.history))
+    }
+
+    /// Returns the namespaces of a list that are new since the position, and those that it does not cover any more. All of those
+    /// that a relay without a limit had are not known.
+    fn moved_namespaces(&self, list: &List, now: &[String]) -> (Vec<String>, Vec<String>) {
+        let Some(before) = self.namespaces.as_ref().filter(|before| !before.is_empty()) else {
+            return Default::default();
+        };
+        let covered: BTreeSet<&str> = match now {
+            [] => list.objects.iter().map(|object| object.key().namespace()).collect(),
+            now => now.iter().map(String::as_str).collect(),
+        };
+        let new = covered.iter().filter(|new| !before.iter().any(|before| before == *new));
+        let lost = before.iter().filter(|before| !now.is_empty() && !now.contains(before));
+        (new.map(ToString::to_string).collect(), lost.cloned().collect())
     }
 }
 
@@ -125,11 +147,11 @@ impl RelayShared {
         Self {
             problems: Problems::new("informerd", config.query.resource.clone(), health.clone()),
             has_unreadable: AtomicBool::new(false),
+            state: Mutex::new(State { holds_earlier: config.holds_earlier, ..State::default() }),
             config,
             health,
             demand: ProgressDemand::met(),
             upstream,
-            state: Mutex::default(),
         }
     }
 
@@ -163,7 +185,6 @@ impl RelayShared {
         self.check_history(known.as_ref())?;
         let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
         let (mut objects, mut unreadable) = (Vec::new(), Vec::new());
-        let known_lineage = known.as_ref().map(|known| known.version.clone());
         loop {
             let message = self.upstream.next(&mut messages).await?;
             match message.r#type() {
@@ -182,20 +203,25 @@ impl RelayShared {
                         continue;
                     }
                     let version = message::version(&message.resource_version)?;
-                    if let Some(known) = known.filter(|known| version < known.version) {
+                    if let Some(known) = known.as_ref().filter(|known| version < known.version) {
                         // The upstream had reached that version, and restarted before the version was complete.
-                        let (endpoint, known) = (self.config.endpoint.uri(), known.version);
+                        let (endpoint, known) = (self.config.endpoint.uri(), &known.version);
                         return Err(SourceError::NotYet(format!("{endpoint}: version {known} is open again upstream")));
                     }
                     // An upstream that was syncing before has its path only now.
                     if self.check_server().await? != view {
                         return Err(self.redefined());
                     }
-                    self.check_complete(known_lineage.as_ref(), &version)?;
+                    self.check_complete(known.as_ref(), &version)?;
                     message::report_origin(&bookmark, &version, &self.health);
                     let resume_point = ResumePoint::of_list(&objects, &version);
-                    let position =
-                        Position { version: version.clone(), history: bookmark.history.into(), resume_point };
+                    let mut list = List::new(objects, version.clone());
+                    if let Some(known) = &known {
+                        (list.new_namespaces, list.lost_namespaces) =
+                            known.moved_namespaces(&list, &bookmark.namespaces);
+                    }
+                    let namespaces = Some(bookmark.namespaces.into());
+                    let position = Position { version, history: bookmark.history.into(), resume_point, namespaces };
                     let mut state = self.state.lock();
                     (state.position, state.view, state.listed) = (Some(position), view, Some(messages));
                     state.behind.clear();
@@ -205,7 +231,7 @@ impl RelayShared {
                     let (unreadable, problems) =
                         unreadable.into_iter().map(|item| (item.identity, item.problem)).unzip();
                     self.problems.replace(&OBJECT_REASONS, problems);
-                    return Ok(List { unreadable, expires_older, ..List::new(objects, version) });
+                    return Ok(List { unreadable, expires_older, ..list });
                 }
                 _ => return Err(self.upstream.not_an_event(message)),
             }
@@ -227,7 +253,7 @@ impl RelayShared {
             // The position and the servers behind it belong to the previous history.
             SourceError::HistoryRewritten(_) => {
                 let mut state = self.state.lock();
-                state.position = None;
+                state.holds_earlier |= state.position.take().is_some();
                 state.behind.clear();
             }
             SourceError::Expired(_) => {}
@@ -264,17 +290,18 @@ impl RelayShared {
         SourceError::HistoryRewritten(format!("{}: view {name:?} has other paths", self.config.endpoint.uri()))
     }
 
-    /// Checks that a list at this version may replace the objects at a known one: what the list of an incomplete upstream lacks may
-    /// exist.
-    fn check_complete(&self, known: Option<&ResourceVersion>, listed: &ResourceVersion) -> Result<(), SourceError> {
-        if !self.state.lock().server.as_ref().is_some_and(|server| server.is_incomplete) {
-            return Ok(());
-        }
+    /// Checks that a list at this version may replace the objects that are held: what the list of an incomplete upstream lacks may
+    /// exist, unless the same run of the upstream has sent what is held.
+    fn check_complete(&self, known: Option<&Position>, listed: &ResourceVersion) -> Result<(), SourceError> {
+        let state = self.state.lock();
+        let Some(server) = state.server.as_ref().filter(|server| server.is_incomplete) else { return Ok(()) };
         let problem = format!("{}: objects may exist that it has not read since its start", self.config.endpoint.uri());
-        if known.is_some_and(|known| !known.same_lineage(listed)) {
+        let is_its_own = |known: &Position| known.version.same_lineage(listed) && known.is_confirmed_by(&server.name);
+        if !known.map_or(!state.holds_earlier, is_its_own) {
             return Err(SourceError::Busy(problem));
         }
-        self.health.mark_incomplete(problem);
+        // A lineage is that of one run of the origin, which has sent its clients no more than it has read.
+        self.health.mark_incomplete(problem, Some(listed.clone()).filter(|listed| listed.lineage().is_none()));
         Ok(())
     }
 
@@ -298,11 +325,7 @@ impl RelayShared {
         bookmark_interval: Duration,
     ) -> Result<(WatchMessages, Option<ResumeCheck>), SourceError> {
         self.check_server().await?;
-        let other = self.state.lock().server.as_ref().and_then(|server| {
-            let is_confirmed_by = position.is_confirmed_by(&server.name);
-            (!is_confirmed_by).then(|| server.history.clone())
-        });
-        let Some(history) = other else {
+        let Some(history) = self.other_history(position)? else {
             let start = Start::After { version: &position.version, history: &position.history };
             let messages = self.upstream.open(start, bookmark_interval).await?;
             self.check_view().await?;
@@ -315,6 +338,20 @@ impl RelayShared {
         let messages = self.upstream.open(start, bookmark_interval).await.map_err(unchecked_history)?;
         self.check_view().await?;
         Ok((messages, Some(check)))
+    }
+
+    /// Returns the present history of the server, if it is another one than that which named the position's.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Expired`] if objects may be missing up to the position: the other server may have them, and sends no change.
+    fn other_history(&self, position: &Position) -> Result<Option<String>, SourceError> {
+        let state = self.state.lock();
+        let other = state.server.as_ref().filter(|server| !position.is_confirmed_by(&server.name));
+        match other {
+            Some(_) if self.health.is_incomplete() => Err(unclear("objects may be missing here")),
+            other => Ok(other.map(|server| server.history.clone())),
+        }
     }
 
     /// Checks once more that the view has the paths that it had at the position: another server may have opened the stream than the
@@ -420,3 +457,6 @@ pub(super) fn unchecked_history(error: SourceError) -> SourceError {
         error => error,
     }
 }
+
+#[cfg(test)]
+mod tests;

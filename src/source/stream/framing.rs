@@ -1,18 +1,17 @@
 //! Boundaries of the events in a stream of bytes that arrives in pieces of any size.
 //!
-//! `reader` drives it; without I/O. The framer is a strict automaton over the grammar of JSON, byte by byte. It detects a
-//! syntax error at that byte instead of when the memory is full: an event that was cut off does not include the one after it,
-//! unless it was cut off just before a value.
+//! `reader` drives it; without I/O. The framer follows strings and brackets only: an event that was cut off ends where a line
+//! breaks inside a string, or where a bracket comes that cannot come there. It does not include the event after it, unless it
+//! was cut off just before a value.
 //!
 //! Invariants:
 //! - However the bytes are cut into pieces, the framer finds the same events at the same positions.
 //! - A line that is JSON from end to end is one event, and need not be scanned.
-//! - An event is one map at the outermost level. The framer buffers up to [`MAX_EVENT_BYTES`] of it, and never one byte more;
-//!   of a larger one it only searches for the end.
+//! - An event is one map at the outermost level. The framer buffers up to [`MAX_EVENT_BYTES`] of it, and never one byte more.
 //! - No more than [`MAX_DEPTH`] brackets are open: deeper nesting is no event.
-//! - After bytes that are no event, the next line that begins with `{` begins the next one.
+//! - After bytes that are no event, and after an event beyond these limits, the next line that begins with `{` begins the next one.
 //!
-//! `decode` checks scalars and the content of the event.
+//! `decode` checks the rest of the syntax, and the content of the event.
 
 use crate::model::MAX_OBJECT_BYTES;
 
@@ -29,11 +28,11 @@ const USUAL_EVENT_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Framer {
     state: State,
-    /// Open brackets.
-    open: Vec<Bracket>,
+    /// Open brackets: `{` and `[`.
+    open: Vec<u8>,
+    /// Last byte of the event that is not white space.
+    last: u8,
     event: Vec<u8>,
-    is_complete: bool,
-    is_too_large: bool,
     /// Start of the event.
     begin: Position,
     position: Position,
@@ -65,40 +64,24 @@ pub(super) enum Found {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Bracket {
-    Map,
-    List,
-}
-
-/// Expected continuation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Outside of events: the next event.
     Between,
     /// After bytes that are no event: a line that begins with one.
     Lost,
-    FirstKey,
-    Key,
-    Colon,
-    FirstValue,
-    Value,
-    AfterValue,
-    Scalar,
-    Text {
-        is_key: bool,
-    },
-    Escape {
-        is_key: bool,
-    },
+    /// Inside an event, outside of its strings.
+    Within,
+    Text,
+    Escape,
 }
 
 /// Outcome of the scan of a piece.
 enum Scanned {
-    /// The event continues after the piece.
-    Through,
+    /// The event continues after the piece, which has this many bytes.
+    Through(usize),
     /// The event ends after this many bytes.
     Complete(usize),
-    /// A byte violates the grammar, after this many valid ones.
+    /// A byte cannot be part of the event, after this many valid ones.
     Broken(usize),
 }
 
@@ -111,9 +94,8 @@ impl Framer {
         Self {
             state: State::Between,
             open: Vec::new(),
+            last: b'{',
             event: Vec::new(),
-            is_complete: false,
-            is_too_large: false,
             begin: Position { line: 1, offset: 0 },
             position: Position { line: 1, offset: 0 },
             at_line_start: true,
@@ -148,7 +130,7 @@ impl Framer {
     /// Processes the front of `bytes` until there is a result or no more bytes. Returns the number of processed bytes, and the
     /// result.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> (usize, Option<Found>) {
-        if self.is_complete {
+        if !self.is_within() {
             self.forget();
         }
         let mut at = 0;
@@ -173,14 +155,13 @@ impl Framer {
 
     /// Ends the input, or that of one writer. Returns the start of the event that was cut off.
     pub(super) fn end(&mut self) -> Option<Position> {
-        let cut = (self.is_within() && !self.is_too_large).then_some(self.begin);
+        let cut = self.is_within().then_some(self.begin);
         self.forget();
         (self.state, self.at_line_start) = (State::Between, true);
         cut
     }
 
     fn forget(&mut self) {
-        (self.is_complete, self.is_too_large) = (false, false);
         self.open.clear();
         self.event.clear();
         self.event.shrink_to(USUAL_EVENT_BYTES);
@@ -193,8 +174,8 @@ impl Framer {
             match self.state {
                 _ if byte == b'{' && (self.at_line_start || self.state == State::Between) => {
                     self.begin = self.position;
-                    self.state = State::FirstKey;
-                    self.open.push(Bracket::Map);
+                    (self.state, self.last) = (State::Within, byte);
+                    self.open.push(byte);
                     self.advance(&bytes[at..=at]);
                     self.event.push(byte);
                     return (at + 1, None);
@@ -211,42 +192,23 @@ impl Framer {
         (bytes.len(), None)
     }
 
-    /// Continues an event.
+    /// Continues an event, within the limit.
     fn follow(&mut self, bytes: &[u8]) -> (usize, Option<Found>) {
-        let scanned = self.scan(bytes);
-        let (Scanned::Complete(used) | Scanned::Broken(used)) = scanned else {
-            return (bytes.len(), self.keep(bytes));
+        let room = bytes.len().min(MAX_EVENT_BYTES - self.event.len());
+        let scanned = self.scan(&bytes[..room]);
+        let (Scanned::Through(used) | Scanned::Complete(used) | Scanned::Broken(used)) = scanned;
+        self.advance(&bytes[..used]);
+        self.event.extend_from_slice(&bytes[..used]);
+        let (state, found) = match scanned {
+            Scanned::Complete(_) => (State::Between, Found::Event(self.begin)),
+            // No more brackets may be open.
+            Scanned::Broken(_) if self.open.len() == MAX_DEPTH => (State::Lost, Found::TooDeep(self.begin)),
+            Scanned::Broken(_) => (State::Lost, Found::Broken(self.begin, self.position)),
+            Scanned::Through(_) if room < bytes.len() => (State::Lost, Found::TooLarge(self.begin)),
+            Scanned::Through(_) => return (used, None),
         };
-        let too_large = self.keep(&bytes[..used]);
-        // An event that is too large has been reported already.
-        let is_told = self.is_too_large;
-        let found = if let Scanned::Complete(_) = scanned {
-            (self.state, self.is_complete) = (State::Between, !is_told);
-            Found::Event(self.begin)
-        } else {
-            let is_too_deep = self.open.len() == MAX_DEPTH && opens(self.state, bytes.get(used));
-            self.state = State::Lost;
-            if is_too_deep { Found::TooDeep(self.begin) } else { Found::Broken(self.begin, self.position) }
-        };
-        if !self.is_complete {
-            self.forget();
-        }
-        (used, too_large.or((!is_told).then_some(found)))
-    }
-
-    /// Buffers a part of an event, within the limit.
-    fn keep(&mut self, part: &[u8]) -> Option<Found> {
-        self.advance(part);
-        if self.is_too_large {
-            return None;
-        }
-        if self.event.len() + part.len() > MAX_EVENT_BYTES {
-            self.is_too_large = true;
-            self.event = Vec::new();
-            return Some(Found::TooLarge(self.begin));
-        }
-        self.event.extend_from_slice(part);
-        None
+        self.state = state;
+        (used, Some(found))
     }
 
     fn advance(&mut self, part: &[u8]) {
@@ -256,65 +218,48 @@ impl Framer {
         self.position.line += memchr::memchr_iter(b'\n', part).count() as u64;
     }
 
-    /// Runs the automaton over one event as far as the bytes lead.
+    /// Follows strings and brackets of one event as far as the bytes lead.
     fn scan(&mut self, bytes: &[u8]) -> Scanned {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
-            let next = match self.state {
-                State::Text { .. } if is_plain(byte) => {
-                    at += 1 + plain(&bytes[at + 1..]);
+            let next = match (self.state, byte) {
+                (State::Text, b'"') => Some(State::Within),
+                (State::Text, b'\\') => Some(State::Escape),
+                (State::Text | State::Escape, b'\n') => None,
+                (State::Text, _) => {
+                    let text = &bytes[at..];
+                    at += memchr::memchr3(b'"', b'\\', b'\n', text).unwrap_or(text.len());
                     continue;
                 }
-                State::Text { is_key } if byte == b'\\' => Some(State::Escape { is_key }),
-                State::Text { is_key } if byte == b'"' => Some(if is_key { State::Colon } else { State::AfterValue }),
-                State::Text { .. } => None,
-                State::Escape { is_key } => (byte >= b' ').then_some(State::Text { is_key }),
-                State::Scalar if is_scalar(byte) => Some(State::Scalar),
-                state if is_space(byte) && state != State::Scalar => Some(state),
-                State::FirstKey if byte == b'}' => self.close(Bracket::Map),
-                State::FirstKey | State::Key => (byte == b'"').then_some(State::Text { is_key: true }),
-                State::Colon => (byte == b':').then_some(State::Value),
-                State::FirstValue if byte == b']' => self.close(Bracket::List),
-                State::FirstValue | State::Value => self.value(byte),
-                State::Scalar if is_space(byte) => Some(State::AfterValue),
-                State::AfterValue | State::Scalar => match (byte, self.open.last()) {
-                    (b',', Some(Bracket::Map)) => Some(State::Key),
-                    (b',', Some(Bracket::List)) => Some(State::Value),
-                    (b'}', _) => self.close(Bracket::Map),
-                    (b']', _) => self.close(Bracket::List),
-                    _ => None,
-                },
-                // Scanning never begins in these states.
-                State::Between | State::Lost => None,
+                (State::Escape, _) | (_, b'"') => Some(State::Text),
+                (_, b'{' | b'[') => self.open(byte),
+                (_, b'}' | b']') => self.close(byte),
+                _ => Some(State::Within),
             };
             match next {
                 None => return Scanned::Broken(at),
                 Some(State::Between) => return Scanned::Complete(at + 1),
                 Some(next) => self.state = next,
             }
+            if !is_space(byte) {
+                self.last = byte;
+            }
             at += 1;
         }
-        Scanned::Through
+        Scanned::Through(at)
     }
 
-    fn value(&mut self, byte: u8) -> Option<State> {
-        let (bracket, next) = match byte {
-            b'{' => (Bracket::Map, State::FirstKey),
-            b'[' => (Bracket::List, State::FirstValue),
-            b'"' => return Some(State::Text { is_key: false }),
-            _ => return is_scalar(byte).then_some(State::Scalar),
-        };
-        if self.open.len() == MAX_DEPTH {
-            return None;
-        }
-        self.open.push(bracket);
-        Some(next)
+    /// Opens a bracket, where a value may come.
+    fn open(&mut self, bracket: u8) -> Option<State> {
+        let is_value = matches!(self.last, b':' | b'[') || self.last == b',' && self.open.last() == Some(&b'[');
+        (is_value && self.open.len() < MAX_DEPTH).then(|| self.open.push(bracket)).map(|()| State::Within)
     }
 
     /// Closes a bracket, if it is the innermost open one. [`State::Between`] after the last one.
-    fn close(&mut self, bracket: Bracket) -> Option<State> {
-        self.open.pop_if(|open| *open == bracket)?;
-        Some(if self.open.is_empty() { State::Between } else { State::AfterValue })
+    fn close(&mut self, bracket: u8) -> Option<State> {
+        // In ASCII, `}` and `]` are two after the bracket that they close.
+        self.open.pop_if(|open| *open + 2 == bracket)?;
+        Some(if self.open.is_empty() { State::Between } else { State::Within })
     }
 
     /// Returns true if this byte belongs to a byte order mark at the very beginning.
@@ -323,40 +268,8 @@ impl Framer {
     }
 }
 
-/// Returns true if a map or a list would begin with this byte.
-fn opens(state: State, byte: Option<&u8>) -> bool {
-    matches!((state, byte), (State::FirstValue | State::Value, Some(b'{' | b'[')))
-}
-
-/// Returns true for a byte of a string that is neither its end nor an escape nor a control character.
-fn is_plain(byte: u8) -> bool {
-    byte != b'"' && byte != b'\\' && byte >= b' '
-}
-
-/// Returns the number of leading plain bytes. Most bytes are plain, so it checks eight of them at once: the upper bit of a
-/// byte is set where it is not plain, and perhaps in those after it.
-fn plain(bytes: &[u8]) -> usize {
-    const ONES: u64 = u64::from_ne_bytes([1; 8]);
-    let under = |word: u64, bound: u8| word.wrapping_sub(ONES * u64::from(bound)) & !word & (ONES << 7);
-    let is = |word: u64, byte: u8| under(word ^ (ONES * u64::from(byte)), 1);
-    let (words, rest) = bytes.as_chunks();
-    for (at, word) in words.iter().enumerate() {
-        let word = u64::from_le_bytes(*word);
-        let marks = is(word, b'"') | is(word, b'\\') | under(word, b' ');
-        if marks != 0 {
-            return 8 * at + marks.trailing_zeros() as usize / 8;
-        }
-    }
-    bytes.len() - rest.len() + rest.iter().take_while(|byte| is_plain(**byte)).count()
-}
-
 fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
-}
-
-/// Returns true for a byte of a number, `true`, `false` or `null`.
-fn is_scalar(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.')
 }
 
 #[cfg(test)]

@@ -250,40 +250,23 @@ impl Reader {
             }
             let (used, found) = self.framer.feed(unread);
             self.unread.start += used;
-            let delta = match found? {
-                Found::Event(begin) => self.event(begin),
-                Found::TooLarge(begin) => {
-                    self.note_unreadable();
-                    self.skipped(begin, &format!("event too large (limit: {MAX_EVENT_BYTES} bytes)"));
-                    None
-                }
+            let (begin, problem) = match found? {
+                Found::Event(begin) => match self.event(begin) {
+                    Some(delta) => return Some(delta),
+                    None => continue,
+                },
+                Found::TooLarge(begin) => (begin, format!("event too large (limit: {MAX_EVENT_BYTES} bytes)")),
                 Found::TooDeep(begin) => {
-                    self.note_unreadable();
-                    let problem = format!(
-                        "event nested too deeply (limit: {MAX_DEPTH} maps and lists); continuing at the next line that \
-                         begins with `{{`"
-                    );
-                    self.skipped(begin, &problem);
-                    None
+                    (begin, format!("event nested too deeply (limit: {MAX_DEPTH} maps and lists)"))
                 }
-                // Text that begins no event, such as a warning, is of no object.
-                Found::Garbage(begin) => {
-                    self.skipped(begin, "not a watch event; continuing at the next line that begins with `{`");
-                    None
-                }
-                Found::Broken(begin, end) => {
-                    self.note_unreadable();
-                    let problem = format!(
-                        "incomplete event, cut off at {}; continuing at the next line that begins with `{{`",
-                        place(end)
-                    );
-                    self.skipped(begin, &problem);
-                    None
-                }
+                Found::Garbage(begin) => (begin, "not a watch event".to_owned()),
+                Found::Broken(begin, end) => (begin, format!("incomplete event, cut off at {}", place(end))),
             };
-            if delta.is_some() {
-                return delta;
+            // Text that begins no event, such as a warning, is of no object.
+            if !matches!(found, Some(Found::Garbage(_))) {
+                self.note_unreadable();
             }
+            self.skipped(begin, &format!("{problem}; continuing at the next line that begins with `{{`"));
         }
         None
     }

@@ -93,18 +93,26 @@ impl Rig {
 
     /// Returns the folded state, and its proof.
     pub(in crate::source) async fn kept(&mut self) -> SavedSnapshot {
+        let proof = self.proof().await.expect("a proof");
+        SavedSnapshot { proof, version: self.safe, state: self.state.clone() }
+    }
+
+    /// Returns the proof of the state; `None` if the source has none.
+    pub(in crate::source) async fn proof(&mut self) -> Option<Bytes> {
         let checkpoints = self.checkpoints.clone();
-        let taking = tokio::spawn(async move { drop(checkpoints.take().await) });
-        let proof = loop {
+        let mut taking = tokio::spawn(async move { drop(checkpoints.take().await) });
+        loop {
             // Bookmarks may come before the proof.
-            let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("a proof in time");
+            let popped = tokio::select! {
+                biased;
+                popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)) => popped.expect("an answer in time"),
+                _ = &mut taking => return None,
+            };
             match popped.unwrap().remove(0) {
-                Delta::Checkpoint { proof, .. } => break proof,
+                Delta::Checkpoint { proof, .. } => return Some(proof),
                 delta => self.advance(delta.version().unwrap().number(), delta.closes()),
             }
-        };
-        taking.abort();
-        SavedSnapshot { proof, version: self.safe, state: self.state.clone() }
+        }
     }
 
     /// Folds the next delta, and returns its summary: `list 5`, `rewind 5`, `6 +a=1 -b`, `bookmark 7`, `7 ahead +a=1@9`.

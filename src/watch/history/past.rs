@@ -6,8 +6,8 @@
 //! before concerns it. Order:
 //!
 //! - The writer stores the published offset, then checks the ports.
-//! - A reader parks its port, then loads the published offset. If that is higher than its own, a cycle may have been checked before it
-//!   was parked: it ends the parking itself and reads.
+//! - A reader loads the published offset under the lock of its port, and parks only if that is its own: a cycle that is published
+//!   later is checked later, and no other thread takes the port for one that has everything.
 //!
 //! So no cycle is missed between the two. A selection that joins a port ends its parking, so that the reader also reads what was checked
 //! without that selection.
@@ -290,23 +290,15 @@ impl Port {
         port
     }
 
-    /// Parks the reader, which has read everything up to an offset.
-    pub(in crate::watch) fn park(&self, at: u64, waker: &Waker) {
+    /// Parks the reader, which has read everything up to an offset, unless there is more after all. Returns true if it is parked.
+    pub(in crate::watch) fn park_at_head(&self, at: u64, waker: &Waker, is_still_there: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
-        let before =
-            std::mem::replace(&mut *state, PortState { is_parked: true, from: at, waker: Some(waker.clone()) });
+        // Asked under the lock: nobody sees a port parked for whom something was published.
+        let is_parked = is_still_there();
+        let waker = is_parked.then(|| waker.clone());
+        let before = std::mem::replace(&mut *state, PortState { is_parked, from: at, waker });
         drop(state);
         drop(before);
-    }
-
-    /// Parks the reader at the published offset, unless there is more after all: see the module's header. Returns true if it is
-    /// parked.
-    pub(in crate::watch) fn park_at_head(&self, at: u64, waker: &Waker, is_still_there: impl FnOnce() -> bool) -> bool {
-        self.park(at, waker);
-        let is_parked = is_still_there();
-        if !is_parked {
-            self.end_parking(at);
-        }
         is_parked
     }
 

@@ -42,7 +42,7 @@ impl<F: Frame> Queue<F> {
                 return false;
             }
             inner.taken_meanwhile = Some(0);
-            let at = self.port.position().map_or(head, |read| read.max(inner.at.offset));
+            let at = self.read_up_to(&inner).unwrap_or(head);
             let begin = ReplayPosition { offset: at, ..inner.at.clone() };
             let mut ahead = inner.lookahead.take().unwrap_or_else(|| Box::new(Lookahead::at(begin.clone())));
             ahead.begin(begin);
@@ -69,22 +69,27 @@ impl<F: Frame> Queue<F> {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         let taken_meanwhile = inner.taken_meanwhile.take().unwrap_or(0);
-        let is_outdated = taken_meanwhile > 0 || ahead.position.offset < inner.at.offset;
+        let at = self.read_up_to(inner).unwrap_or(u64::MAX);
+        let is_outdated = taken_meanwhile > 0 || ahead.position.offset < at;
         if !is_outdated {
-            // Otherwise there is none, or one that merges what follows the reader's position.
             inner.lookahead = Some(ahead);
         }
         let (mut has_more, mut is_freed) = (false, false);
-        if !matches!(worked, Some(Ok(_))) {
+        // What the reader has read meanwhile may be gone, and what it would have merged is not.
+        let must_repeat = is_outdated && matches!(worked, Some(Err(_)));
+        if !must_repeat && !matches!(worked, Some(Ok(_))) {
             is_freed = self.unblock(inner, Instant::now());
         }
         match worked {
+            Some(Err(_)) if must_repeat => has_more = true,
             Some(Ok(Worked { is_done, merged })) => {
-                has_more = !is_done || is_outdated && matches!(inner.state, State::Blocking);
                 if let (State::Merging { ready }, Some(merged)) = (&mut inner.state, merged.filter(|_| !is_outdated)) {
                     *ready = Some(merged);
                 }
                 self.measure(inner);
+                // The writer may wait for what was published meanwhile.
+                let is_behind = inner.reached < self.shared.past.head();
+                has_more = !is_done || is_behind && matches!(inner.state, State::Blocking);
                 self.note_counted(inner, is_done);
             }
             Some(Err(stop)) => self.stop(inner, stop),
@@ -105,7 +110,7 @@ impl<F: Frame> Queue<F> {
     pub(in crate::watch) fn needs(self: &Arc<Self>, limit: u64) -> u64 {
         let mut guard = self.inner.lock();
         let inner = &mut *guard;
-        let Some(at) = self.port.position().map(|read| read.max(inner.at.offset)) else { return u64::MAX };
+        let Some(at) = self.read_up_to(inner) else { return u64::MAX };
         let is_dropping = self.options.policy == FullChannelPolicy::Drop;
         if is_dropping && at < limit && matches!(inner.state, State::Live | State::Frozen { .. }) {
             inner.state = State::Frozen { until: at, left: 0 };

@@ -6,6 +6,8 @@ use FullChannelPolicy::Block;
 use tokio::time::Instant;
 
 use super::*;
+#[cfg(feature = "cel")]
+use crate::watch::replay::ReplayPosition;
 
 /// Publishes `events` events, one by one, and every client reads each at once: then the writer may wait for clients whose
 /// queue is no longer than that.
@@ -430,4 +432,40 @@ async fn the_time_in_a_queue_is_that_since_the_first_event_taken() {
     }
     assert_eq!(drain(&mut cursor).len(), 16);
     assert!((broadcaster.stats().queued.sum() - 2.0).abs() < 1e-6);
+}
+
+/// The reader reads on while a thread counts, so that the writer goes on, and waits again for what it publishes.
+#[cfg(feature = "cel")]
+#[test]
+fn what_is_published_while_a_thread_counts_is_counted_too() {
+    let threads = BulkThreads::manual(Arc::default());
+    let mut broadcaster =
+        Broadcaster::<Deliveries>::new(BroadcasterConfig::default(), version(0)).deferring_to(Some(&threads));
+    let expression = crate::model::Expression::parse("false").unwrap();
+    let selection = Arc::new(Selection { expression: Some(expression), ..Selection::default() });
+    let _cursor = broadcaster.subscribe(live(selection, queue(Block, 2)));
+    let reader = broadcaster.cursors.queues().remove(0);
+    let mut world = World::at(0);
+    let reads = |offset: u64, events| {
+        let position = ReplayPosition { version: version(offset.into()), offset, is_gap: false };
+        reader.note_read(&position, events, 0);
+    };
+    broadcaster.publish(&world.several(2));
+    reads(2, 2);
+    broadcaster.publish(&world.several(2));
+    assert!(broadcaster.is_blocked(), "nobody knows if they are events");
+    let mut has_published = false;
+    let is_over = || {
+        if !std::mem::replace(&mut has_published, true) {
+            reads(4, 0);
+            assert!(!broadcaster.is_blocked());
+            broadcaster.publish(&world.several(2));
+            assert!(broadcaster.is_blocked());
+        }
+        false
+    };
+    assert!(reader.work(is_over), "there is more to count");
+    while threads.run_one() {}
+    assert!(!reader.work(|| false));
+    assert!(!broadcaster.is_blocked(), "none of them is an event");
 }

@@ -1,6 +1,11 @@
 //! A relay that forwards the identity of its callers: its upstream decides what each may read.
 
-use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use informerd::{
@@ -16,7 +21,7 @@ use tempfile::TempDir;
 use tonic::{Code, Request, Status};
 
 use super::{
-    OBJECTS,
+    OBJECTS, objects_in,
     recheck::{ended, readable, synced, watch},
     views,
 };
@@ -126,6 +131,36 @@ pub(super) fn named(user: &str) -> Identity {
 
 fn denied() -> Result<Vec<String>, (Code, String)> {
     Err((Code::PermissionDenied, "ACCESS_DENIED".to_owned()))
+}
+
+/// The namespaces that a relay may read are no part of the history of its upstream.
+#[tokio::test]
+async fn other_namespaces_of_a_relay_are_a_difference_for_its_clients() {
+    let tokens = Tokens::new();
+    let of = |namespaces: &[&str]| {
+        let (subjects, verbs) = (["user:relay"], ["list", "watch"]);
+        let rule = json!({"subjects": subjects, "verbs": verbs, "resources": ["pods"], "namespaces": namespaces});
+        Rules::from_value(&json!([rule])).unwrap()
+    };
+    let parent = Server::parent(&tokens, of(&["x"])).await;
+    let relay = Some(tokens.relay_of(parent.sandbox.address()));
+    let relay = Sandbox::start_unsynced(Options { relay, ..Options::default() }).await;
+    relay.reached(&ResourceVersion::decimal(1)).await;
+    let mut stream = relay.client().await.watch(watch_pods()).await.unwrap().into_inner();
+    let mut held = BTreeSet::new();
+    for namespaces in [&["x"][..], &["x", "y"], &["y", "z"], &["z"]] {
+        parent.rules.set_rules(of(namespaces));
+        let expected = objects_in(|namespace| namespaces.contains(&namespace));
+        let expected: BTreeSet<_> = expected.iter().map(|(namespace, name)| format!("{namespace}/{name}")).collect();
+        while held != expected {
+            let message = next(&mut stream).await;
+            assert!(message.error.is_none(), "{message:?}");
+            let Some(object) = &message.object else { continue };
+            let key = format!("{}/{}", object.namespace, object.name);
+            let is_deleted = message.r#type() == pb::EventType::Deleted;
+            assert!(if is_deleted { held.remove(&key) } else { held.insert(key) }, "{message:?}");
+        }
+    }
 }
 
 /// The right to a view of the upstream is one to what a relay of that view has, and to no more of another relay.

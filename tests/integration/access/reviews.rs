@@ -430,3 +430,22 @@ async fn a_stream_reads_what_its_client_closes_while_openings_are_reviewed() {
     assert!(closed.elapsed() < MOMENT / 10, "{:?}", closed.elapsed());
     assert_eq!(ended(497).await, (2..500).filter(|id| *id != 400).collect());
 }
+
+/// Above the number of namespaces that can be reviewed, a call has to name one; a stream keeps those that it has.
+#[tokio::test(start_paused = true)]
+async fn a_stream_keeps_its_namespaces_when_a_resource_has_too_many() {
+    let reviewer = FakeReviewer::default();
+    reviewer.allow("web", &["n0"]);
+    let namespaces: Vec<String> = (0..200).map(|at| format!("n{at}")).collect();
+    let namespaces: Vec<&str> = namespaces.iter().map(String::as_str).collect();
+    let mut server = server(reviewer.authorizer(), None, &namespaces).await;
+    let mut stream = watch(&server, "web").await.unwrap();
+    read_to(&mut stream, "").await;
+    server.put("n200", "of-others", "").await;
+    sleep(RECHECK).await;
+    assert_eq!(refusal(&server, "web").await.as_deref(), Some("ACCESS_DENIED"), "a call names a namespace");
+    let seen = server.put("n0", "later", "").await;
+    assert_eq!(read_to(&mut stream, "later").await.resource_version, seen.version().to_string());
+    reviewer.0.allowed.lock().clear();
+    assert_eq!(reason(&end(&mut stream).await.1), "ACCESS_DENIED", "it loses those that it may no longer read");
+}

@@ -1,12 +1,16 @@
 //! Rights and credentials that are revoked while an authority answers nothing about other callers. Time is paused.
 
 use std::{
+    cell::Cell,
     collections::BTreeSet,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, join_all},
+};
 use informerd::{
     auth::{
         Authentication, Authorizer, Identity, IdentityDetails, ReviewAttributes, ReviewError, Reviewer, Rules, Token,
@@ -116,6 +120,35 @@ async fn a_change_of_rules_waits_for_no_review_of_others() {
         assert_eq!((status.code(), &*reason(&status)), (Code::PermissionDenied, "ACCESS_DENIED"));
         assert!(ended - revoked < SOON, "{rounds}: {:?}", ended - revoked);
     }
+}
+
+/// Watches of one caller wait for each other's expressions, and are not yet among those whose rights are checked again.
+#[tokio::test(start_paused = true)]
+async fn a_watch_whose_rights_are_revoked_while_it_waits_for_its_expression_is_refused() {
+    const WATCHES: usize = 64;
+    let authorizer = Authorizer::of_rules(readers(&["ann"]));
+    let server = server(&HangingReviewer::default(), &authorizer).await;
+    let is_revoked = Cell::new(false);
+    let opened = join_all((0..WATCHES).map(async |at| {
+        let terms: Vec<String> = (0..40).map(|term| format!("object.spec.node != 'n{at}-{term}'")).collect();
+        let request = pb::WatchRequest { expression: terms.join(" && "), ..watch_pods() };
+        let opened = watch(&server, request, None).await;
+        (is_revoked.get(), opened.err().map(|status| reason(&status)))
+    }));
+    let revoked = async {
+        // Until all wait.
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+        authorizer.set_rules(Rules::default());
+        is_revoked.set(true);
+    };
+    let (opened, ()) = tokio::join!(opened, revoked);
+    let after: Vec<_> = opened.into_iter().filter(|(is_after, _)| *is_after).map(|(_, refusal)| refusal).collect();
+    assert!(after.len() > WATCHES / 2, "{}", after.len());
+    let served = after.iter().filter(|refusal| refusal.as_deref() != Some("ACCESS_DENIED")).count();
+    // One may have been checked just before.
+    assert!(served <= 1, "{served} of {}", after.len());
 }
 
 /// One caller with many watches has a part of the checks at most: the token of another is reviewed when that is due.

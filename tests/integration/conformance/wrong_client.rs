@@ -313,11 +313,13 @@ impl State {
 
     fn reply(&self, command: &Value) -> Value {
         let age = self.received_at.map(|at| at.elapsed());
-        let is_healthy = self.is_current && age.is_some_and(|age| age < self.limit);
-        let state = match (is_healthy, self.is_stale) {
-            (false, _) => "DISCONNECTED",
-            (true, true) => "STALE",
-            (true, false) => "LIVE",
+        let is_silent = age.is_none_or(|age| age >= self.limit);
+        let is_healthy = self.is_current && !is_silent;
+        let state = match (is_silent, self.is_current, self.is_stale) {
+            (true, ..) => "DISCONNECTED",
+            (false, false, _) => "SYNCING",
+            (false, true, true) => "STALE",
+            (false, true, false) => "LIVE",
         };
         let mut by_app = BTreeMap::<&str, Vec<String>>::new();
         for object in self.objects.values() {

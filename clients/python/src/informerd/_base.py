@@ -24,6 +24,7 @@ from informerd.v1 import informerd_pb2 as pb
 logger = logging.getLogger("informerd")
 
 WATCH = "/informerd.v1.InformerService/Watch"
+RESOURCES = "/informerd.v1.InformerService/ListResources"
 
 if hasattr(time, "CLOCK_BOOTTIME"):
 

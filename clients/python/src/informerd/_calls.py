@@ -108,6 +108,21 @@ class Resources:
     """The parts of the contract that the server implements."""
 
 
+def needed(request: Request | pb.WatchRequest) -> list[str]:
+    """Returns the capabilities without which a server would ignore a part of the request."""
+    fields = {field.name for field, _ in request.ListFields()}
+    return [capability for field, capability in (("shard", "shards"), ("view", "views")) if field in fields]
+
+
+def require(capabilities: Iterable[str], answer: pb.ListResourcesResponse, target: Target) -> None:
+    """Raises an Error unless the server has the capabilities."""
+    for capability in capabilities:
+        if capability not in answer.server.capabilities:
+            version = f" (version {answer.server.version})" if answer.server.version else ""
+            text = f"informerd at {target.name}{version} has no {capability}: update it, or request without"
+            raise Error(grpc.StatusCode.UNIMPLEMENTED, text, "NOT_IMPLEMENTED")
+
+
 def list_request(
     resource: str, selection: Selection | None, view: View | None, min_version: str, size: int, token: str
 ) -> pb.ListRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -145,7 +146,10 @@ class Client:
             with informer:
                 while True:
                     try:
-                        batch = batches.get(timeout=min(waiting.left, threading.TIMEOUT_MAX))
+                        # An empty timeout still returns what waits.
+                        if not (left := waiting.left):
+                            raise queue.Empty
+                        batch = batches.get(timeout=min(left, threading.TIMEOUT_MAX))
                     except queue.Empty:
                         raise waiting.timed_out(informer._standing_failure()) from None
                     if batch is None:
@@ -180,8 +184,9 @@ class Client:
             _calls.SERVICE + name, type(request).SerializeToString, decode
         )
         timeout = self._timeout if timeout is None else timeout
+        left = self._require(request, timeout)
         try:
-            return method(request, timeout=timeout, metadata=self._target.metadata())
+            return method(request, timeout=left, metadata=self._target.metadata())
         except grpc.RpcError as error:
             raise _calls.error_of(error, name, self._target, timeout) from None
 
@@ -196,11 +201,21 @@ class Client:
             _calls.SERVICE + name, type(request).SerializeToString, decode
         )
         timeout = self._timeout if timeout is None else timeout
+        left = self._require(request, timeout)
         try:
-            call = method(request, timeout=timeout, metadata=self._target.metadata())
+            call = method(request, timeout=left, metadata=self._target.metadata())
             return _calls.list_result(call)
         except grpc.RpcError as error:
             raise _calls.error_of(error, name, self._target, timeout) from None
+
+    def _require(self, request: _calls.Request, timeout: float) -> float:
+        """Checks the capabilities of the server; an older one may have replaced it. Returns the rest of the timeout."""
+        ends_at = time.monotonic() + timeout
+        if needed := _calls.needed(request):
+            resources = pb.ListResourcesRequest()
+            answer = self._call("ListResources", resources, pb.ListResourcesResponse.FromString, timeout)
+            _calls.require(needed, answer, self._target)
+        return max(0.0, ends_at - time.monotonic())
 
 
 def _ignore(_: Exception) -> None:

@@ -6,16 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import grpc
 from grpc.experimental import ChannelOptions
 
+from informerd import _calls
 from informerd._backlog import Backlog
-from informerd._base import WATCH, BaseInformer, Handler, Handlers, now
+from informerd._base import RESOURCES, WATCH, BaseInformer, Handler, Handlers, now
 from informerd._core import Next
 from informerd._errors import Error, error_of_rpc
 from informerd._objects import Cause, Event, Object
 from informerd.v1 import informerd_pb2 as pb
+
+Begun = TypeVar("Begun", bound=grpc.Call)
 
 
 class _Sink(Backlog[Handlers]):
@@ -202,28 +206,45 @@ class Informer(BaseInformer[_Sink]):
 
     def _watch(self, channel: grpc.Channel) -> Next | None:
         """Reads one stream to its end; returns None if the informer has been stopped."""
+        resources: grpc.UnaryStreamMultiCallable[pb.ListResourcesRequest, pb.ListResourcesResponse]
+        # As a stream, which `_supervise` and `stop` cancel as they cancel a watch.
+        resources = channel.unary_stream(
+            RESOURCES, pb.ListResourcesRequest.SerializeToString, pb.ListResourcesResponse.FromString
+        )
         method: grpc.UnaryStreamMultiCallable[pb.WatchRequest, pb.WatchResponse] = channel.unary_stream(
             WATCH, pb.WatchRequest.SerializeToString, pb.WatchResponse.FromString
         )
         metadata = self._target.metadata()
         with self._lock:
-            if self._stopping:
-                return None
-            call = method(self._core.open_stream(now()), metadata=metadata)
-            self._call = call
-            self._stream_changed.notify_all()
+            request = self._core.open_stream(now())
         error: Error | None = None
         try:
-            for message in call:
+            # Before each stream: an older server may have replaced the last one.
+            if needed := _calls.needed(request):
+                for answer in self._begin(lambda: resources(pb.ListResourcesRequest(), metadata=metadata)):
+                    _calls.require(needed, answer, self._target)
+            for message in self._begin(lambda: method(request, metadata=metadata)):
                 if not self._receive(message) or self._stopping:
                     break
         except grpc.RpcError as problem:
             error = error_of_rpc(problem)
+        except Error as problem:
+            error = problem
         finally:
             with self._lock:
-                self._call = None
-            call.cancel()
+                call, self._call = self._call, None
+            if call is not None:
+                call.cancel()
         return None if self._stopping else self._close(error)
+
+    def _begin(self, call: Callable[[], Begun]) -> Begun:
+        """Begins a call, which ends at the deadline of the stream, or when the informer stops."""
+        with self._lock:
+            self._call = begun = call()
+            if self._stopping:
+                begun.cancel()
+            self._stream_changed.notify_all()
+            return begun
 
     def _supervise(self) -> None:
         """Cancels a stream when its deadline has passed: gRPC has no timeout for a message."""

@@ -14,8 +14,8 @@
 //! - every waiting thread is woken: Shuttle fails a schedule in which every thread waits;
 //! - nothing is left after the readers have ended.
 //!
-//! Not covered: weaker memory orderings than sequential consistency, the queue of commands (tokio's), BLOCK (its timers) and
-//! COALESCE.
+//! Not covered: weaker memory orderings than sequential consistency, the queue of commands (tokio's), and full queues, which have a
+//! model of their own (`watch/tests/queues.rs`).
 
 use std::ops::RangeInclusive;
 

@@ -114,3 +114,51 @@ async fn a_state_that_is_not_there_yet_has_its_reason() {
     let report = running.handle.report();
     assert_eq!((report.state, report.last_error), (SyncState::Synced, None));
 }
+
+/// Versions of the history before say nothing: clients of that replace what they have, and nobody waits for its items.
+#[tokio::test(start_paused = true)]
+async fn the_items_of_a_rewritten_history_are_those_of_its_list() {
+    for rewind in [Delta::HistoryRewritten, Delta::Replace] {
+        let running = Running::start();
+        running.list_with(&[("a", 1)], vec![item("b")], 20).await;
+        running.fifo.push(rewind(List::new(vec![object("a", 1)], version(10)))).await;
+        running.reach(&version(10)).await;
+        running.handle.health().record_contact();
+        assert_eq!((running.handle.state(), running.subjects()), (SyncState::Synced, vec![]));
+        assert!(!running.waits(15));
+
+        let list = List { unreadable: vec![item("c")], ..List::new(vec![object("a", 1)], version(5)) };
+        running.fifo.push(rewind(list)).await;
+        running.reach(&version(5)).await;
+        assert_eq!(running.subjects(), ["c"]);
+        assert!(running.waits(4) && !running.waits(7), "of this history");
+    }
+}
+
+/// The proof comes with an event, and there is no list of the new history.
+#[tokio::test(start_paused = true)]
+async fn unread_items_stay_if_an_event_proves_that_the_history_was_rewritten() {
+    let running = Running::start();
+    running.list_with(&[("a", 1)], vec![item("b")], 20).await;
+    let ahead = [Event::Modified(object("a", 32)), Event::Bookmark(version(20))];
+    running.fifo.push(Delta::transaction(ahead)).await;
+    running.list_with(&[("a", 1)], vec![item("b")], 25).await;
+    running.apply(Event::Bookmark(version(40))).await;
+    assert_eq!(count(&running.handle.stats().history_rewrites), 1, "the change at 32 was not repeated");
+    assert_eq!(running.subjects(), ["b"]);
+    assert!(running.waits(39) && !running.waits(40));
+}
+
+/// A snapshot that is served until the first list.
+#[tokio::test(start_paused = true)]
+async fn an_unreadable_item_of_the_list_that_rewrites_a_snapshot_is_unread() {
+    let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+    let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
+    let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config());
+    informer.begin_warm(List::new(vec![object("a", 3)], version(10)));
+    let running = Running { fifo, handle, task: tokio::spawn(informer.run()) };
+    let list = List { unreadable: vec![item("c")], ..List::new(vec![object("a", 3)], version(5)) };
+    running.fifo.push(Delta::HistoryRewritten(list)).await;
+    running.reach(&version(5)).await;
+    assert_eq!(running.subjects(), ["c"]);
+}

@@ -123,8 +123,11 @@ async fn a_list_that_expires_older_versions_ends_every_watch_but_not_the_history
     settle().await;
     assert_eq!(taken(&mut cursor).await, [""; 0], "nothing is between 10 and 10");
     let reached = (*running.handle.distributed().unwrap()).clone();
+    let before = running.handle.snapshot().unwrap();
     running.fifo.push(Delta::Replace(list(20))).await;
     running.reach(&version(20)).await;
+    let replaced = running.handle.snapshot().unwrap().replaced_bytes();
+    assert_eq!(replaced, before.replaced_bytes() + before.size(), "who still holds that is charged");
     assert_eq!(taken(&mut cursor).await, ["Expired { oldest: 20 }"]);
     let expired = JoinError::Expired { oldest: version(20), current: version(20) };
     for start in [Start::After(version(10)), Start::After(version(15))] {

@@ -1,10 +1,15 @@
 //! Reflector with a store of its own: resyncs, the expected type, the filter, and reported errors.
 
+use futures_util::StreamExt;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    cache::{DeltaFifo, DeltaFifoOptions, Deltas, KeyFunc, MapStore, ObjectDelta, Store},
+    cache::{
+        DeltaFifo, DeltaFifoOptions, Deltas, ExpirationCache, Fifo, KeyFunc, KnownObjects, MapStore, ObjectDelta,
+        Store, UndeltaStore, UnreadableItem,
+    },
+    model::ObjectKey,
     testing::FakeSource,
 };
 
@@ -45,6 +50,7 @@ impl ReflectorStore for Recorded {
                 Event::Added(object) => text + "add" + &of(object),
                 Event::Modified(object) => text + "modify" + &of(object),
                 Event::Deleted(object) => text + "delete" + &of(object),
+                Event::Bookmark(_) => text + "bookmark",
                 event => format!("{text}{event:?}"),
             }),
             delta => panic!("{delta:?}"),
@@ -180,7 +186,7 @@ async fn a_resync_takes_place_only_if_it_should() {
     assert_eq!((asked.load(Ordering::Relaxed), running.store.resyncs.load(Ordering::Relaxed)), (4, 2));
 }
 
-/// client-go: `TestReflectorWatchHandler`, its half of the wrong type.
+/// client-go: `TestReflectorWatchHandler`, its half of the wrong type. Ours advances the version.
 #[tokio::test(start_paused = true)]
 async fn an_object_of_another_type_is_reported_counted_and_left_out() {
     let source = FakeSource::new();
@@ -199,10 +205,10 @@ async fn an_object_of_another_type_is_reported_counted_and_left_out() {
     let listed = running.stats.last_sync_resource_version();
     assert!(listed.as_ref() > Some(&web));
 
-    running.source.modify(&node("a"));
+    let left_out = running.source.modify(&node("a"));
     let (calls, errors) = running.after(INSTANT).await;
-    assert_eq!((calls, errors), (Vec::new(), vec![problem("a", 1)]));
-    assert_eq!(running.stats.last_sync_resource_version(), listed, "the version does not advance");
+    assert_eq!((calls, errors), (vec!["bookmark".to_owned()], vec![problem("a", 1)]));
+    assert_eq!(running.stats.last_sync_resource_version(), Some(left_out), "as that of the source");
     assert_eq!(running.stats.unexpected.load(Ordering::Relaxed), 3);
 
     let next = running.source.modify(&pod("web", "y"));
@@ -210,16 +216,16 @@ async fn an_object_of_another_type_is_reported_counted_and_left_out() {
     assert_eq!(running.stats.last_sync_resource_version(), Some(next));
 }
 
-/// The watch that follows begins before the events that were left out.
+/// The source is past them: it could not prove the history up to an earlier version.
 #[tokio::test(start_paused = true)]
-async fn events_of_another_type_are_received_again_by_the_next_watch() {
+async fn the_next_watch_begins_after_events_of_another_type() {
     let running = Running::start(FakeSource::new(), Recorded::default(), of_pods());
     tokio::time::sleep(Duration::from_secs(2)).await;
     running.source.add(&node("a"));
     tokio::time::sleep(INSTANT).await;
     running.source.close_watches();
     let (calls, errors) = running.after(INSTANT).await;
-    assert_eq!((calls, errors.len()), (vec!["list".to_owned()], 2));
+    assert_eq!((calls, errors.len()), (vec!["list".to_owned(), "bookmark".to_owned()], 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,6 +250,42 @@ async fn a_filter_changes_objects_and_what_it_rejects_is_deleted() {
     running.source.delete("", "web");
     assert_eq!(running.after(INSTANT).await.0, ["delete new".to_owned(), format!("delete {}", clear("web"))]);
     assert_eq!(running.stats.last_sync_resource_version(), Some(running.source.version()));
+}
+
+/// As of a source that polls.
+#[tokio::test(start_paused = true)]
+async fn a_list_inside_a_watch_is_filtered_as_any_other() {
+    #[derive(Debug)]
+    struct Polled;
+
+    impl ListerWatcher for Polled {
+        async fn list(&self, _: ListVersion) -> Result<List, SourceError> {
+            Ok(List::new(Vec::new(), version(1)))
+        }
+
+        async fn watch(&self, _: ResourceVersion) -> Result<Watch, SourceError> {
+            let objects = [pod("web", "s"), pod("hidden", "x"), node("a")];
+            let object = |json: Value| Arc::new(Object::from_json(json.to_string(), "", version(2)).unwrap());
+            let list = List::new(objects.map(object).to_vec(), version(2));
+            Ok(Box::pin(stream::iter([Ok(Delta::Replace(list))]).chain(stream::pending())))
+        }
+
+        fn heartbeat(&self) -> Duration {
+            Duration::MAX
+        }
+    }
+
+    let store = Arc::new(Recorded::default());
+    let config = ReflectorConfig { expected: of_pods().expected, ..without_secrets() };
+    let reflector =
+        Reflector::new(Polled, Arc::clone(&store), SourceHealth::new(Duration::MAX, Duration::ZERO), config);
+    let stats = Arc::clone(reflector.stats());
+    let task = tokio::spawn(reflector.run());
+    tokio::time::sleep(INSTANT).await;
+    task.abort();
+    let web = pod("web", "").to_string().replace(r#","secret":"""#, "");
+    assert_eq!(store.take(), ["list".to_owned(), format!("list web{web}")]);
+    assert_eq!(stats.unexpected.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -387,6 +429,73 @@ async fn any_store_of_objects_follows_the_source() {
     };
     assert_eq!(queue.list().iter().map(deltas).collect::<Vec<_>>(), ["added", "replaced updated deleted"]);
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Objects of which only the keys are known, as those of a directory of files.
+struct Keys([&'static str; 3]);
+
+impl KnownObjects<Arc<Object>> for Keys {
+    fn known_keys(&self) -> Vec<ObjectKey> {
+        self.0.map(|name| ObjectKey::new("", name).unwrap()).to_vec()
+    }
+
+    fn known(&self, _: &ObjectKey) -> Option<Arc<Object>> {
+        None
+    }
+}
+
+/// An object that cannot be read exists, also after the history was rewritten.
+#[tokio::test]
+async fn what_an_unreadable_item_of_a_list_may_be_stays_in_any_store() {
+    fn of(name: &str) -> Arc<Object> {
+        let body = format!(r#"{{"metadata":{{"name":"{name}","uid":"u-{name}"}}}}"#);
+        Arc::new(Object::from_json(body, "", version(1)).unwrap())
+    }
+    /// Returns the names after a list of `b`.
+    async fn after<S: Store<Object = Arc<Object>, Key = ObjectKey>>(store: S, unreadable: &UnreadableItem) -> String {
+        let list = List { unreadable: vec![unreadable.clone()], ..List::new(vec![of("b")], version(5)) };
+        for delta in [Delta::Replace(list.clone()), Delta::HistoryRewritten(list)] {
+            store.apply(delta).await.unwrap();
+        }
+        store.list_keys().iter().map(ObjectKey::name).collect()
+    }
+    let key = |name: &str| ObjectKey::new("", name).ok();
+    let item = |key, uid: &str| UnreadableItem { key, uid: uid.to_owned() };
+    let key_func = KeyFunc::<Arc<Object>>::default;
+    let queue =
+        |known| DeltaFifo::new(DeltaFifoOptions { known_objects: Some(known), ..DeltaFifoOptions::new(key_func()) });
+    for (item, kept) in [
+        (item(key("a"), ""), "ab"),
+        (item(key("a"), "u-a"), "ab"),
+        (item(key("a"), "another"), "b"),
+        (item(None, "u-c"), "bc"),
+        (item(None, ""), "abc"),
+        (item(key("z"), ""), "b"),
+    ] {
+        let [plain, pushing, expiring, fifo, known] = [(); 5].map(|()| ["a", "b", "c"].map(of).to_vec());
+        let store = MapStore::new(key_func());
+        store.replace(plain).await.unwrap();
+        assert_eq!(after(store, &item).await, kept, "{item:?}");
+        let store = UndeltaStore::new(key_func(), |_| {});
+        store.replace(pushing).await.unwrap();
+        assert_eq!(after(store, &item).await, kept, "{item:?}");
+        let store = ExpirationCache::new(key_func(), Duration::from_secs(60));
+        store.replace(expiring).await.unwrap();
+        assert_eq!(after(store, &item).await, kept, "{item:?}");
+        let store = Fifo::new(key_func());
+        store.replace(fifo).await.unwrap();
+        assert_eq!(after(store, &item).await, kept, "{item:?}");
+        // What is queued here is the list, and the deletions.
+        let queued: String = "abc".chars().filter(|name| *name == 'b' || !kept.contains(*name)).collect();
+        let store = MapStore::new(key_func());
+        store.replace(known).await.unwrap();
+        assert_eq!(after(queue(Arc::new(store)), &item).await, queued, "{item:?}");
+    }
+    // Of a key alone it may be any object with it, or of a uid.
+    let keys = || queue(Arc::new(Keys(["a", "b", "c"])));
+    assert_eq!(after(keys(), &item(key("a"), "another")).await, "bc");
+    assert_eq!(after(keys(), &item(None, "u-c")).await, "b");
+    assert_eq!(after(keys(), &item(key("z"), "")).await, "abc");
 }
 
 #[tokio::test]

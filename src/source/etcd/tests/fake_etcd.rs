@@ -59,7 +59,8 @@ pub(super) struct Store {
     pub(super) watches: VecDeque<Fault>,
     /// Limit of events in one message; more are sent as fragments.
     pub(super) fragment: usize,
-    /// Time for which a watch of the past is behind: until then progress requests get no response.
+    /// Time in which a watch of the past reads one revision: until it has read all of them, it sends no event, and progress
+    /// requests get no response.
     pub(super) sync_delay: Duration,
     /// True if a compaction at the revision of a deletion removes it for watches too (etcd #18089, before 3.4.34 and 3.5.16).
     pub(super) drops_tombstones: bool,
@@ -405,8 +406,20 @@ impl FakeEtcd {
         drop(sender.send(created).await);
         let mut next = range.start_revision;
         // As in etcd, a watch of the past catches up in a loop of its own.
-        let is_past = next <= self.store.lock().revision;
-        let synced_at = is_past.then(|| Instant::now() + self.store.lock().sync_delay);
+        let synced_at = {
+            let store = self.store.lock();
+            let revisions = u32::try_from(store.revision + 1 - next).unwrap_or_default();
+            Instant::now() + store.sync_delay * revisions
+        };
+        while Instant::now() < synced_at {
+            tokio::select! {
+                () = tokio::time::sleep_until(synced_at) => {}
+                request = requests.next() => {
+                    let Some(Ok(_)) = request else { return };
+                    self.store.lock().counts.progress += 1;
+                }
+            }
+        }
         loop {
             head.borrow_and_update();
             let told = {
@@ -432,8 +445,7 @@ impl FakeEtcd {
                         (store.response(|response| response.watch_id = -1), store.revision)
                     };
                     // etcd's `progressIfSync`: no response while the watch is behind, nor before its start revision is reached.
-                    let is_synced = revision < next && synced_at.is_none_or(|at| at <= Instant::now());
-                    if is_synced && revision >= range.start_revision {
+                    if revision < next && revision >= range.start_revision {
                         drop(sender.send(progress).await);
                     }
                 }

@@ -46,6 +46,33 @@ async fn progress_is_requested_often_while_a_caller_waits() {
     assert_eq!((rig.lists(), fake.counts().watches), (1, 1));
 }
 
+/// A member that lags confirms nothing by itself: the cluster's revision does, and the state waits for it.
+#[tokio::test]
+async fn the_revision_of_the_cluster_is_confirmed_for_a_caller_that_waits() {
+    for version in ["3.6.16", "3.4.23"] {
+        let fake = FakeEtcd::new();
+        fake.set(|store| store.version = version);
+        fake.write("a=1");
+        let gate = fake.member().await;
+        let config = EtcdConfig { heartbeat: Duration::from_secs(3600), ..config(&[&gate]) };
+        let mut rig = Rig::start(config);
+        rig.told().await;
+        let ranges = fake.counts().ranges;
+        let demand = rig.demand.clone();
+        for number in 3..6 {
+            fake.write(&format!("a={number}"));
+            let confirmed = demand.confirmed_since(tokio::time::Instant::now());
+            let waiting = demand.wait();
+            let confirmed = timeout(DEADLINE, confirmed).await;
+            assert_eq!(confirmed.expect("in time"), ResourceVersion::decimal(number), "{version}");
+            drop(waiting);
+        }
+        assert!(fake.counts().ranges >= ranges + 3, "{version}");
+        rig.reach(&fake).await;
+        assert_eq!((rig.lists(), fake.counts().watches), (1, 1), "{version}");
+    }
+}
+
 /// Progress may run ahead of events before 3.4.31 and 3.5.13: the source does not request it (etcd #15220).
 #[tokio::test]
 async fn the_head_of_an_old_server_is_read_instead() {
@@ -186,6 +213,30 @@ async fn a_token_that_expires_is_renewed() {
     gate.cut();
     assert_eq!(rig.told().await, "list 2");
     assert_eq!(rig.state, fake.state(PREFIX));
+}
+
+/// etcd's JSON web tokens expire while a watch is open, which goes on; a read of the head does not.
+#[tokio::test]
+async fn a_token_that_expires_beside_a_watch_is_renewed_without_a_list() {
+    let fake = FakeEtcd::new();
+    fake.set(|store| store.version = "3.4.23");
+    fake.write("a=1");
+    fake.set(|store| (store.user, store.token) = (Some(("reader", "secret")), "one".to_owned()));
+    let gate = fake.member().await;
+    let directory = tempfile::tempdir().unwrap();
+    let password = file(&directory, "password", "secret");
+    let mut rig = Rig::start(EtcdConfig { credentials: Some(("reader".to_owned(), password)), ..config(&[&gate]) });
+    rig.told().await;
+    let before = fake.counts().authentications;
+    fake.set(|store| store.token = "two".to_owned());
+    let renewed = async {
+        while fake.counts().authentications == before {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(DEADLINE, renewed).await.expect("in time");
+    fake.write("a=2");
+    assert_eq!((rig.told().await, rig.lists()), ("3 ~a=2".to_owned(), 1));
 }
 
 #[tokio::test]

@@ -121,3 +121,25 @@ async fn after_a_break_a_quiet_prefix_is_listed_once_more_at_most() {
     });
     futures_util::future::join_all(cases).await;
 }
+
+/// etcd reads all revisions since the last change before it replays it, which may take longer than the answer timeout, again at each
+/// attempt. A list takes less.
+#[tokio::test(start_paused = true)]
+async fn a_last_change_that_is_not_replayed_in_time_is_listed() {
+    for version in VERSIONS {
+        let fake = FakeEtcd::new();
+        fake.set(|store| store.version = version);
+        fake.write("a=1");
+        let gate = fake.member().await;
+        let mut rig = Rig::start(quick(&gate));
+        rig.told().await;
+        asked(&fake, 5).await;
+        elsewhere(&fake, 100);
+        fake.set(|store| store.sync_delay = Duration::from_millis(30));
+        gate.cut();
+        assert_eq!(rig.told().await, format!("list {}", fake.revision()), "{version}");
+        outlast_answer_timeout(&fake).await;
+        assert_eq!(rig.health.state(), SyncState::Synced, "{version}");
+        assert_eq!((rig.lists(), fake.counts().watches), (2, 3), "{version}");
+    }
+}

@@ -95,7 +95,7 @@ fn any_script() -> impl Strategy<Value = Script> {
     let version = select(vec!["3.4.23", "3.6.16"]);
     let fragment = select(vec![1, 2, 3, usize::MAX]);
     let steps = (vec(any_change(), 0..6), vec(any_step(), 4..20));
-    (version, 1_usize..3, fragment, select(vec![0, 0, 20]), any::<bool>(), steps).prop_map(
+    (version, 1_usize..3, fragment, select(vec![0, 0, 2]), any::<bool>(), steps).prop_map(
         |(version, members, fragment, sync_delay, drops_tombstones, (first, steps))| Script {
             version,
             members,

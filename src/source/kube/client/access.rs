@@ -69,6 +69,8 @@ pub(super) enum Need {
 #[derive(Default)]
 struct Loaded {
     files: Option<Arc<Files>>,
+    /// Files that were read last, which may not be usable.
+    tried: Option<Arc<Files>>,
     run: Option<PluginRun>,
     versions: u64,
     /// Number of different contents that were loaded.
@@ -149,21 +151,21 @@ impl Authenticator {
     }
 
     /// Returns true if the kubeconfig, or a file that it names, has had other contents than the `seen` ones since the last call:
-    /// another server, authority, proxy or user. Files that cannot be read have not changed: they may be replaced just now.
+    /// another server, authority, proxy or user. Contents that cannot be used have not changed: files may be replaced just now, and
+    /// connections are still made with the previous ones.
     pub(super) async fn has_changed(&self, seen: &mut u64) -> bool {
-        let (previous, contents) = {
-            let loaded = self.loaded.lock().await;
-            (loaded.files.clone(), loaded.contents)
-        };
+        let tried = self.loaded.lock().await.tried.clone();
+        if let Some(tried) = tried {
+            let (cluster, known) = (self.cluster.clone(), Arc::clone(&tried));
+            let reading = tokio::task::spawn_blocking(move || Files::read(&cluster, Some(known), false));
+            let read = timeout(READ_TIMEOUT, reading).await;
+            if matches!(read, Ok(Ok(Ok(files))) if !files.has_contents_of(&tried)) {
+                drop(self.get(Need::Fresh).await);
+            }
+        }
         // A request may have loaded the new contents, while others still have connections of the old ones.
-        let is_replaced = std::mem::replace(seen, contents) != contents;
-        let Some(previous) = previous.filter(|_| !is_replaced) else { return is_replaced };
-        let (cluster, known) = (self.cluster.clone(), Arc::clone(&previous));
-        let reading = tokio::task::spawn_blocking(move || Files::read(&cluster, Some(known), false));
-        let read = timeout(READ_TIMEOUT, reading).await;
-        let is_other = matches!(read, Ok(Ok(Ok(files))) if !files.has_contents_of(&previous));
-        *seen += u64::from(is_other);
-        is_other
+        let contents = self.loaded.lock().await.contents;
+        std::mem::replace(seen, contents) != contents
     }
 
     fn usable(&self, need: Need) -> Option<Arc<Access>> {
@@ -199,6 +201,7 @@ impl Loaded {
                 return Err(SourceError::Unavailable(problem));
             }
         };
+        self.tried = Some(Arc::clone(&files));
         let is_same = self.files.as_ref().is_some_and(|known| Arc::ptr_eq(known, &files));
         let before = self.run.as_ref().and_then(|run| run.result.clone().ok());
         let credential = match files.user.plugin() {

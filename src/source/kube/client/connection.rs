@@ -20,8 +20,9 @@ use http_body_util::Full;
 use hyper::{
     body::Incoming,
     client::conn::{http1, http2},
+    rt::Executor,
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, sleep, timeout},
@@ -83,6 +84,11 @@ pub(super) struct OpenError {
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// Executor of the tasks of a connection until it is closed. Over HTTP/2 its requests are one task, and all that is open on it is
+/// another one.
+#[derive(Clone)]
+struct TaskExecutor(CancellationToken);
 
 /// Stream that records when bytes arrive.
 struct ContactRecorder<S> {
@@ -158,6 +164,17 @@ impl Sender {
                 sender.send_request(request).await
             }
         }
+    }
+}
+
+// === impl TaskExecutor ===
+
+impl<F> Executor<F> for TaskExecutor
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        tokio::spawn(self.0.clone().run_until_cancelled_owned(task));
     }
 }
 
@@ -275,7 +292,8 @@ async fn over_http2(
     link: &Arc<Link>,
     shared: &Http1Links,
 ) -> Result<Sender, OpenError> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+    let executor = TaskExecutor(shared.closed.clone());
+    let mut builder = http2::Builder::new(executor.clone());
     builder
         .timer(TokioTimer::new())
         .keep_alive_interval(ping_interval(contact_timeout))
@@ -306,14 +324,14 @@ async fn over_http2(
         }
         polled
     });
-    tokio::spawn(shared.closed.clone().run_until_cancelled_owned(polled));
+    executor.execute(polled);
     Ok(Sender::Http2(sender))
 }
 
 async fn over_http1(stream: Box<dyn Io>, http1: &Http1Links) -> Result<Sender, OpenError> {
     let connected = http1::handshake(TokioIo::new(stream)).await;
     let (sender, connection) = connected.map_err(|error| OpenError::of(&error))?;
-    tokio::spawn(http1.closed.clone().run_until_cancelled_owned(connection));
+    TaskExecutor(http1.closed.clone()).execute(connection);
     Ok(Sender::Http1(sender))
 }
 

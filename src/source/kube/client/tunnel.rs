@@ -61,17 +61,18 @@ where
 {
     const NONE: u8 = 0;
     const PASSWORD: u8 = 2;
-    let method = if proxy.credentials.is_some() { PASSWORD } else { NONE };
-    stream.write_all(&[5, 1, method]).await.map_err(describe)?;
+    let methods: &[u8] = if proxy.credentials.is_some() { &[5, 2, NONE, PASSWORD] } else { &[5, 1, NONE] };
+    stream.write_all(methods).await.map_err(describe)?;
     stream.flush().await.map_err(describe)?;
     let mut answer = [0; 2];
     stream.read_exact(&mut answer).await.map_err(describe)?;
-    match answer {
-        [5, chosen] if chosen == method => {}
-        [5, _] => return Err("authentication method not accepted".to_owned()),
+    let credentials = match (answer, &proxy.credentials) {
+        ([5, NONE], _) => None,
+        ([5, PASSWORD], Some(credentials)) => Some(credentials),
+        ([5, _], _) => return Err("authentication method not accepted".to_owned()),
         _ => return Err("not a SOCKS5 response".to_owned()),
-    }
-    if let Some((user, password)) = &proxy.credentials {
+    };
+    if let Some((user, password)) = credentials {
         let mut request = vec![1];
         push_short(&mut request, user.as_bytes())?;
         push_short(&mut request, password.as_bytes())?;

@@ -102,7 +102,7 @@ impl Member {
     async fn open(&self) -> Result<KubeWatch, SourceError> {
         let expired = || SourceError::Expired(format!("no known state of namespace {}", self.namespace));
         let from = self.reached().ok_or_else(expired)?;
-        let position = self.shared.known.lock().begin_watch(&from);
+        let position = self.shared.known.lock().watch_position(&from);
         self.shared.watch(&from, position).await
     }
 

@@ -3,7 +3,13 @@
 //! Namespaces are followed as any other resource, of which only the names matter. A namespace that is added or removed causes a
 //! list of all namespaces, so that the resource is at one version again.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -20,6 +26,9 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(super) struct Selector {
     member: Member,
+    /// True from a change of the selected namespaces, or their list, until the list of their objects: the position is past the change,
+    /// so nothing else shows it.
+    is_outdated: Arc<AtomicBool>,
 }
 
 /// Bound of the selected namespaces, each of which has its own watch.
@@ -45,7 +54,7 @@ impl Selector {
             ..KubeConfig::new(resource, "", "v1", "namespaces")
         };
         let shared = KubeShared::new(config, client, whole.health.clone());
-        Self { member: Member { namespace: String::new(), shared: Arc::new(shared) } }
+        Self { member: Member { namespace: String::new(), shared: Arc::new(shared) }, is_outdated: Arc::default() }
     }
 
     /// Lists the selected namespaces: their names, and the version of the list.
@@ -63,6 +72,7 @@ impl Selector {
             );
             return Err(SourceError::Unavailable(text));
         }
+        self.is_outdated.store(true, Ordering::Relaxed);
         shared.known.lock().note_list(&version, ResumePoint::of_list(&reading.objects));
         Ok((names, reading.version))
     }
@@ -74,6 +84,16 @@ impl Selector {
             // Without a known cluster there is no difference to report.
             drop(known.check_cluster(uid));
         }
+    }
+
+    /// Returns true if the selected namespaces may be others than those whose objects were listed last.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.is_outdated.load(Ordering::Relaxed)
+    }
+
+    /// Records that the objects of the selected namespaces were listed.
+    pub(super) fn note_followed(&self) {
+        self.is_outdated.store(false, Ordering::Relaxed);
     }
 
     /// Opens the watch.
@@ -99,35 +119,39 @@ impl Selector {
     ) {
         *self.member.shared.known.lock() = KnownState::resume(cluster, version, is_open, resume_point);
     }
-}
 
-/// Waits until the selected namespaces differ from these for a moment, in which more changes may follow.
-pub(super) async fn changed(mut followed: NamespaceWatch, names: Vec<String>) -> SourceError {
-    let mut until: Option<Instant> = None;
-    loop {
-        let deadline = until.unwrap_or_else(|| Instant::now() + FAR);
-        let received = tokio::select! {
-            // Cancel-safe: dropping it loses nothing of a watch.
-            received = followed.next() => received,
-            () = tokio::time::sleep_until(deadline), if until.is_some() => {
-                return SourceError::Expired("selected namespaces changed".to_owned());
+    /// Waits until the selected namespaces differ from these for a moment, in which more changes may follow.
+    pub(super) async fn changed(self, mut followed: NamespaceWatch, names: Vec<String>) -> SourceError {
+        let mut until: Option<Instant> = None;
+        loop {
+            let deadline = until.unwrap_or_else(|| Instant::now() + FAR);
+            let received = tokio::select! {
+                // Cancel-safe: dropping it loses nothing of a watch.
+                received = followed.next() => received,
+                () = tokio::time::sleep_until(deadline), if until.is_some() => return expired(),
+            };
+            let delta = match received {
+                Ok(delta) => delta,
+                Err(error) => return error,
+            };
+            let Delta::Changes { events, .. } = delta else { continue };
+            let is_known = |name: &str| names.iter().any(|known| known == name);
+            let is_news = |event: &Event| match event {
+                Event::Added(namespace) | Event::Modified(namespace) | Event::NotServed(namespace) => {
+                    !is_known(namespace.key().name())
+                }
+                Event::Deleted(namespace) | Event::Removed(namespace, _) => is_known(namespace.key().name()),
+                Event::Bookmark(_) => false,
+            };
+            if events.iter().any(is_news) {
+                self.is_outdated.store(true, Ordering::Relaxed);
+                until.get_or_insert_with(|| Instant::now() + SETTLING);
             }
-        };
-        let delta = match received {
-            Ok(delta) => delta,
-            Err(error) => return error,
-        };
-        let Delta::Changes { events, .. } = delta else { continue };
-        let is_known = |name: &str| names.iter().any(|known| known == name);
-        let is_news = |event: &Event| match event {
-            Event::Added(namespace) | Event::Modified(namespace) | Event::NotServed(namespace) => {
-                !is_known(namespace.key().name())
-            }
-            Event::Deleted(namespace) | Event::Removed(namespace, _) => is_known(namespace.key().name()),
-            Event::Bookmark(_) => false,
-        };
-        if events.iter().any(is_news) {
-            until.get_or_insert_with(|| Instant::now() + SETTLING);
         }
     }
+}
+
+/// Returns the error of a watch of other namespaces than the selected ones.
+pub(super) fn expired() -> SourceError {
+    SourceError::Expired("selected namespaces changed".to_owned())
 }

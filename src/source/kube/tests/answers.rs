@@ -120,6 +120,22 @@ async fn a_list_of_another_kind_is_accepted_once_discovery_has_it() {
     assert_eq!(source.list(ListVersion::MostRecent).await.unwrap().objects.len(), 0);
 }
 
+/// A definition may be installed after the start, and so may the rights to see it.
+#[tokio::test]
+async fn a_kind_is_discovered_as_soon_as_the_api_has_it() {
+    let fixture = Fixture::new().await;
+    let others = json!({"kind": "APIResourceList", "resources": [{"name": "gadgets", "kind": "Gadget"}]});
+    fixture.fake.set(|store| {
+        store.others.extend([401, 403, 404].map(|code| Fault::Refuse(code, None, "{}".to_owned())));
+        store.others.extend([json!({}), others].map(|answer| Fault::Answer(answer.to_string())));
+    });
+    let health = SourceHealth::new(DEADLINE, DEADLINE);
+    let discovery = KubeSource::discover(&fixture.config(), health.clone(), &KubeClients::default());
+    tokio::time::pause();
+    timeout(Duration::from_secs(3600), discovery).await.expect("in time");
+    assert_eq!(health.api_kind().map(|kind| kind.kind), Some("Widget".to_owned()));
+}
+
 fn page(next: &str, items: &[Value]) -> Fault {
     let metadata = json!({"resourceVersion": "4", "continue": next});
     Fault::Answer(
@@ -285,6 +301,28 @@ async fn an_event_that_cannot_be_read_leaves_the_others_and_what_is_held_of_it()
         assert_eq!(rig.told().await, "8 -b", "{poison}");
         assert!(rig.health.problems().iter().all(|problem| problem.subject != "b"), "{poison}");
     }
+}
+
+#[tokio::test]
+async fn an_unreadable_object_that_is_deleted_among_the_initial_events_is_not_listed() {
+    let fixture = Fixture::new().await;
+    let poison = |version: &str| {
+        let metadata = json!({"name": "b", "uid": "u2", "resourceVersion": version, "labels": {"on": true}});
+        json!({ "metadata": metadata })
+    };
+    let lines = vec![
+        event("ADDED", &item("b", "2")),
+        event("MODIFIED", &poison("3")),
+        event("DELETED", &poison("4")),
+        bookmark("4", Some("true")),
+    ];
+    fixture.fake.set(|store| {
+        store.revision = 4;
+        store.watches.push_back(Fault::Tell(lines));
+    });
+    let mut rig = fixture.rig();
+    assert_eq!((rig.told().await, rig.state.len()), ("list 4".to_owned(), 0));
+    assert!(rig.health.problems().iter().all(|problem| problem.subject != "b"));
 }
 
 /// The first list of a run has nothing to keep.

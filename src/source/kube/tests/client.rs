@@ -276,3 +276,22 @@ async fn a_client_certificate_that_is_refused_is_read_again() {
         assert_eq!(timeout(DEADLINE, other.get("/x")).await.unwrap().unwrap(), "/x", "{alpn}");
     }
 }
+
+/// A watch would go on at the old server, with the rights of the old user.
+#[tokio::test]
+async fn open_answers_end_when_the_kubeconfig_changes() {
+    for alpn in ["h2", "http/1.1"] {
+        let server = Server::start(alpn, 100).await;
+        let api = server.api();
+        let mut held = api.open("/hold").await.unwrap();
+        server.kubeconfig(server.address.port(), "token: another");
+        tokio::time::pause();
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        tokio::time::resume();
+        let frame = timeout(DEADLINE, held.frame()).await;
+        let frame = frame.unwrap_or_else(|_| panic!("{alpn}: the answer is still open"));
+        assert!(frame.unwrap().is_err(), "{alpn}");
+        assert_eq!(api.get("/x").await.unwrap(), "/x");
+        assert_eq!(server.connections(), 2, "{alpn}");
+    }
+}

@@ -157,6 +157,33 @@ async fn an_api_with_other_versions_is_served_by_lineage() {
     }
 }
 
+/// An API server may be replaced by one that writes its versions in another form.
+#[tokio::test]
+async fn a_version_that_the_api_cannot_parse_is_listed_again() {
+    for code in [400, 422] {
+        let fixture = Fixture::new().await;
+        fixture.fake.set(|store| (store.prefix, store.streams) = ("v-", false));
+        fixture.fake.write("a=1");
+        let mut rig = fixture.rig();
+        assert_eq!(rig.told().await, "list 1");
+        fixture.fake.write("a=2");
+        assert_eq!(rig.told().await, "2 ~a=2");
+        let invalid = || Fault::Refuse(code, None, json!({"reason": "Invalid", "message": "version v-3"}).to_string());
+        fixture.fake.set(|store| {
+            store.watches.extend((0..1000).map(|_| invalid()));
+            // The list at that version.
+            store.lists.push_back(invalid());
+        });
+        fixture.gate.cut();
+        assert_eq!(rig.told().await, "list 2", "{code}");
+        fixture.fake.set(|store| store.watches.clear());
+        fixture.fake.write("a=3");
+        while rig.state != fixture.fake.state() {
+            rig.told().await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn versions_of_a_lineage_belong_to_one_run() {
     let fixture = Fixture::new().await;

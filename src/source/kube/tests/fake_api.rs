@@ -59,6 +59,8 @@ pub(super) struct Store {
     /// Faults of the next lists and watches, each used once.
     pub(super) lists: VecDeque<Fault>,
     pub(super) watches: VecDeque<Fault>,
+    /// Faults of the next requests for the kinds of the group, or for a namespace.
+    pub(super) others: VecDeque<Fault>,
     /// Body of the refusal of lists without a limit.
     pub(super) one_piece: Option<String>,
     /// Kind of the resource in discovery; empty if it is not there.
@@ -140,6 +142,7 @@ impl FakeApi {
             opens_the_future: false,
             lists: VecDeque::new(),
             watches: VecDeque::new(),
+            others: VecDeque::new(),
             one_piece: None,
             kind: "Widget",
             only: None,
@@ -286,6 +289,15 @@ impl FakeApi {
         if uri.path() == "/version" {
             self.set(|store| store.probes += 1);
             return success("{}".to_owned());
+        }
+        let is_namespace = uri.path().strip_prefix("/api/v1/namespaces/").is_some_and(|name| !name.contains('/'));
+        if uri.path() == "/apis/example.com/v1" || is_namespace && !uri.path().ends_with("/kube-system") {
+            match self.set(|store| store.others.pop_front()) {
+                Some(Fault::Refuse(code, patience, body)) => return refuse(code, patience, &body),
+                Some(Fault::Answer(body)) => return success(body),
+                Some(Fault::Hold(_)) => std::future::pending().await,
+                _ => {}
+            }
         }
         if uri.path() == "/apis/example.com/v1" {
             let resource = |plural: &str, kind: &str| json!({"name": plural, "kind": kind, "namespaced": true});

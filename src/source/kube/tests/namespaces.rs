@@ -271,6 +271,29 @@ async fn a_selector_decides_which_namespaces_there_are() {
     );
 }
 
+/// The API does not send a change of the selection again: it outlasts the watch that received it, and no state without the new
+/// namespace is saved with the position after it.
+#[tokio::test]
+async fn a_change_of_the_selection_outlasts_its_watch() {
+    let fixture = three().await;
+    fixture.fake.write("@a=1 @b=1");
+    let mut rig = follow(KubeConfig { namespace_selector: "team=x".into(), ..fixture.config() }, None);
+    assert_eq!(rig.told().await, "list 7");
+    until(|| fixture.fake.asked().iter().filter(|asked| asked.starts_with("watch 7")).count() == 3).await;
+    fixture.fake.write("@c=1");
+    // The selection has yet to settle.
+    let is_received = |proof: Option<bytes::Bytes>| {
+        proof.is_none_or(|proof| String::from_utf8_lossy(&proof).contains(r#""version":"8""#))
+    };
+    let received = async { while !is_received(rig.proof().await) {} };
+    timeout(DEADLINE, received).await.expect("in time");
+    assert_eq!(rig.proof().await, None);
+    fixture.gate.cut();
+    assert_eq!(rig.told().await, "list 8");
+    assert!(rig.state.contains_key("c/x"));
+    assert!(rig.proof().await.is_some());
+}
+
 #[tokio::test]
 async fn a_selector_of_too_many_namespaces_is_named() {
     let fixture = Fixture::new().await;

@@ -212,16 +212,20 @@ async fn a_restore_to_after_the_last_known_change_is_a_rewritten_history() {
             store.revision = 9;
             store.watches.push_back(Fault::Tell(lines));
             // The API closes the watch and refuses the next requests, as while an API server is stopped.
-            store.lists.push_back(Fault::Refuse(503, None, String::new()));
-            store.lists.push_back(Fault::Refuse(503, None, String::new()));
+            store.lists.extend((0..10_000).map(|_| Fault::Refuse(503, None, String::new())));
         });
         let mut rig = fixture.rig();
         assert_eq!(rig.told().await, "list 3");
         assert_eq!(rig.next().await, "bookmark 9");
+        rig.error("HTTP 503").await;
         // Restored to 5, without an event, and advanced to 12.
         fixture.fake.restore(5);
         fixture.fake.write(change);
         fixture.fake.write("x=1 x=2 x=3 x=4 x=5 x=6");
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(10)).await;
+        tokio::time::resume();
+        fixture.fake.set(|store| store.lists.clear());
         fixture.reach(&mut rig).await;
     }
 }
@@ -270,6 +274,29 @@ async fn a_quiet_resource_is_not_listed_when_its_watch_is_closed() {
     fixture.fake.write("c=1");
     assert_eq!(rig.told().await, "11 +c=1");
     assert_eq!(rig.lists(), 1, "the last known change is the newest one");
+}
+
+/// The same if the API is busy when the watch is opened, after a close or a list.
+#[tokio::test]
+async fn a_quiet_resource_of_a_busy_api_is_not_listed() {
+    for is_closed in [true, false] {
+        let fixture = Fixture::new().await;
+        fixture.fake.write("a=1");
+        let lines = vec![event("ADDED", &object("a", "2")), bookmark("2", Some("true")), bookmark("9", None)];
+        fixture.fake.set(|store| {
+            (store.revision, store.streams) = (9, is_closed);
+            if is_closed {
+                store.watches.push_back(Fault::Tell(lines));
+            }
+            store.watches.extend([429, 503, 429].map(|code| Fault::Refuse(code, None, String::new())));
+        });
+        fixture.fake.compact(8);
+        let mut rig = fixture.rig();
+        assert_eq!(rig.told().await, if is_closed { "list 2" } else { "list 9" });
+        until(|| fixture.fake.set(|store| store.watches.is_empty())).await;
+        fixture.fake.write("b=1");
+        assert_eq!((rig.told().await, rig.lists()), ("10 +b=1".to_owned(), 1), "{:?}", fixture.fake.asked());
+    }
 }
 
 /// There is no change to prove a history by, and no object that could be wrong.

@@ -189,3 +189,24 @@ fn a_proof_is_bound_to_its_version_and_invalid_ones_are_rejected() {
     assert_eq!(warm.resume(&at(5), proof.as_bytes()), Ok(()));
     assert_eq!(warm.proof().unwrap(), proof.replace(r#""mark""#, r#""is_open":false,"mark""#), "older ones lack it");
 }
+
+/// A list that finds nothing in its namespace is returned only once the API has answered if that namespace exists.
+#[tokio::test]
+async fn a_checkpoint_during_a_list_is_of_the_state_before_it() {
+    let fixture = Fixture::new().await;
+    fixture.fake.write("a/x=1");
+    let config = KubeConfig { namespace: "a".into(), ..fixture.config() };
+    let mut rig = follow(config.clone(), None);
+    assert_eq!(rig.told().await, "list 2");
+    fixture.gate.refuse(true);
+    rig.error("connection").await;
+    fixture.fake.write("-a/x");
+    fixture.fake.compact(3);
+    fixture.fake.set(|store| store.others.push_back(Fault::Hold(0)));
+    fixture.gate.refuse(false);
+    until(|| fixture.fake.set(|store| store.others.is_empty())).await;
+    let kept = rig.kept().await;
+    let source = KubeSource::new(config, SourceHealth::new(DEADLINE, DEADLINE));
+    let resumed = source.warm_start().unwrap().resume(&ResourceVersion::decimal(kept.version), &kept.proof);
+    assert_eq!((resumed, kept.version), (Ok(()), 2));
+}

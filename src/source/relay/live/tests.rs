@@ -21,7 +21,7 @@ fn watch() -> RelayWatch {
     let health = SourceHealth::new(HEARTBEAT, HEARTBEAT);
     let config = RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods");
     let shared = Arc::new(RelayShared::new(config, health, &RelayClients::default()));
-    let position = Position { version: version(10), history: "one.0".into(), resume_point: None };
+    let position = Position { version: version(10), history: "one.0".into(), resume_point: None, namespaces: None };
     shared.state.lock().position = Some(position.clone());
     RelayWatch::new(shared, WatchMessages::none(), position)
 }
@@ -305,4 +305,28 @@ async fn an_object_that_cannot_be_read_is_passed_over_in_its_batch() {
     assert_eq!((told(&mut watch, bad(deleted("c", 13, 13))), problems(&watch)), ("-c@13".to_owned(), 1));
     assert_eq!((told(&mut watch, added("b", 14, 14)), problems(&watch)), ("+b@14".to_owned(), 0));
     assert_eq!(told(&mut watch, open(bad(added("b", 16, 15)))), "@15");
+}
+
+/// Neither one whose upstream is STALE confirms anything, nor do those that come together after they were held back.
+#[tokio::test(start_paused = true)]
+async fn a_version_is_confirmed_by_the_third_bookmark_since_then() {
+    let mut watch = self::watch();
+    let demand = watch.shared.demand.clone();
+    let mut confirmed = tokio_test::task::spawn(demand.confirmed_since(Instant::now()));
+    let stale = |number| {
+        let bookmark =
+            Bookmark { history: "one.0".to_owned(), source: pb::SyncState::Stale.into(), ..Bookmark::default() };
+        bookmark_of(number, bookmark)
+    };
+    for message in [bookmark(11), bookmark(12), bookmark(13), bookmark(14)] {
+        told(&mut watch, message);
+    }
+    for message in [bookmark(15), stale(16), stale(17)] {
+        tokio::time::advance(watch.shared.config.progress_interval).await;
+        told(&mut watch, message);
+    }
+    tokio_test::assert_pending!(confirmed.poll());
+    tokio::time::advance(watch.shared.config.progress_interval).await;
+    told(&mut watch, bookmark(18));
+    assert_eq!(tokio_test::assert_ready!(confirmed.poll()), version(18));
 }

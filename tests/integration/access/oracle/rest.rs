@@ -69,6 +69,8 @@ enum RestSelect {
     Label,
     Name,
     Body,
+    /// The only shard by a field of the content, which has every object.
+    Shard,
 }
 
 /// Objects of an answer by namespace and name, each with its body or none; or the code of the refusal.
@@ -96,6 +98,14 @@ impl RestAsk {
         let namespace = pick(random, &[Some("x"), Some("x"), Some("y"), Some("z"), Some("none"), None, None]);
         let of_list = [Version::Unset, Version::Any, Version::NotOlder, Version::Exact];
         let is_own = verb != Verb::Discover && random.bool();
+        let selects = [
+            RestSelect::All,
+            RestSelect::All,
+            RestSelect::Label,
+            RestSelect::Name,
+            RestSelect::Body,
+            RestSelect::Shard,
+        ];
         let forms = [RestForm::Object, RestForm::Object, RestForm::Metadata, RestForm::Metadata, RestForm::Table];
         Self {
             verb,
@@ -105,10 +115,7 @@ impl RestAsk {
             name: pick(random, &["a", "a", "b", "c"]),
             form: pick(random, if is_own { &forms[..4] } else { &forms }),
             version: pick(random, if verb == Verb::Watch { &of_list[..2] } else { &of_list }),
-            select: pick(
-                random,
-                &[RestSelect::All, RestSelect::All, RestSelect::Label, RestSelect::Name, RestSelect::Body],
-            ),
+            select: pick(random, if is_own { &selects } else { &selects[..5] }),
         }
     }
 
@@ -136,6 +143,7 @@ impl RestAsk {
             // By the content, in two ways.
             RestSelect::Body if self.version == Version::Unset => "&expression=object.spec.nodeName%3D%3D%22node-a%22",
             RestSelect::Body => "&fieldSelector=spec.nodeName%3Dnode-a",
+            RestSelect::Shard => "&shard=spec.nodeName:0/1",
         };
         let format = if self.form == RestForm::Metadata { "format=metadata" } else { "format=" };
         format!("/v1/{resource}{place}?{format}{namespace}{version}{select}")
@@ -160,7 +168,7 @@ impl RestAsk {
         };
         let select = match select {
             _ if *verb == Verb::Get => "",
-            RestSelect::All => "",
+            RestSelect::All | RestSelect::Shard => "",
             RestSelect::Label => "&labelSelector=app%3Da",
             RestSelect::Name => "&fieldSelector=metadata.name%3Da",
             RestSelect::Body => "&fieldSelector=spec.nodeName%3Dnode-a",
@@ -273,7 +281,7 @@ impl RestAsk {
             return Err(if is_seen { 404 } else { 403 });
         }
         let may_whole = may(&[whole]) && !is_required;
-        let selects_content = self.select == RestSelect::Body && self.verb != Verb::Get;
+        let selects_content = matches!(self.select, RestSelect::Body | RestSelect::Shard) && self.verb != Verb::Get;
         let may_content = !selects_content || may(&[METADATA, CONTENT]) && !is_required;
         let is_allowed = may_whole || self.form == RestForm::Metadata && may(&[METADATA]);
         if !is_allowed || !may_content {
@@ -282,7 +290,7 @@ impl RestAsk {
         let is_in = |of: &str| self.namespace.is_none_or(|namespace| namespace == of);
         let is_selected = |name: &str| match self.verb {
             Verb::Get => name == self.name,
-            _ => self.select == RestSelect::All || name == "a",
+            _ => matches!(self.select, RestSelect::All | RestSelect::Shard) || name == "a",
         };
         let keys = objects_in(is_in).into_iter().filter(|(_, name)| is_selected(name));
         let body = |(namespace, name): (&str, &str)| {

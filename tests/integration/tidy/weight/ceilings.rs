@@ -13,7 +13,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("census", 100, 3),
     ("cli", 6200, 138),
     ("client", 2750, 16),
-    ("config", 3150, 23),
+    ("config", 3050, 23),
     ("grpc", 11800, 70),
     ("lib", 100, 0),
     ("log_throttle", 50, 3),
@@ -25,24 +25,22 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("process", 100, 6),
     ("proto", 750, 7),
     ("rest", 2300, 0),
-    ("source", 12150, 0),
+    ("source", 12050, 0),
     ("sync", 50, 3),
     ("telemetry", 700, 0),
     ("testing", 500, 0),
-    ("transport", 3750, 0),
+    ("transport", 3650, 0),
     ("turns", 400, 16),
     ("watch", 4500, 45),
 ];
 
 /// Structs with too many fields, and the number of these.
 pub(super) const WIDE_STRUCTS: &[(&str, &str, usize)] = &[
-    ("src/grpc/audited_call.rs", "Line", 20),
     ("src/grpc/list.rs", "ListBody", 28),
     ("src/grpc/service.rs", "Inner", 20),
     ("src/grpc/subscribe/body.rs", "SubscribeBody", 26),
     ("src/grpc/watch/body.rs", "WatchBody", 21),
     ("src/source/kube/config.rs", "KubeConfig", 18),
-    ("src/transport/connection.rs", "Connection", 19),
 ];
 
 /// Folders with too many files, and the number of these.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -180,8 +181,9 @@ class Client:
             _calls.SERVICE + name, type(request).SerializeToString, decode
         )
         timeout = self._timeout if timeout is None else timeout
+        left = await self._require(request, timeout)
         try:
-            return await method(request, timeout=timeout, metadata=self._target.metadata())
+            return await method(request, timeout=left, metadata=self._target.metadata())
         except grpc.RpcError as error:
             raise _calls.error_of(error, name, self._target, timeout) from None
 
@@ -196,11 +198,21 @@ class Client:
             _calls.SERVICE + name, type(request).SerializeToString, decode
         )
         timeout = self._timeout if timeout is None else timeout
+        left = await self._require(request, timeout)
         try:
-            call = method(request, timeout=timeout, metadata=self._target.metadata())
+            call = method(request, timeout=left, metadata=self._target.metadata())
             return _calls.list_result([chunk async for chunk in call])
         except grpc.RpcError as error:
             raise _calls.error_of(error, name, self._target, timeout) from None
+
+    async def _require(self, request: _calls.Request, timeout: float) -> float:
+        """Checks the capabilities of the server; an older one may have replaced it. Returns the rest of the timeout."""
+        ends_at = time.monotonic() + timeout
+        if needed := _calls.needed(request):
+            resources = pb.ListResourcesRequest()
+            answer = await self._call("ListResources", resources, pb.ListResourcesResponse.FromString, timeout)
+            _calls.require(needed, answer, self._target)
+        return max(0.0, ends_at - time.monotonic())
 
 
 def _ignore(_: Exception) -> None:

@@ -12,8 +12,9 @@ from types import TracebackType
 import grpc
 import grpc.aio
 
+from informerd import _calls
 from informerd._backlog import Backlog
-from informerd._base import WATCH, BaseInformer, Handler, Handlers, now
+from informerd._base import RESOURCES, WATCH, BaseInformer, Handler, Handlers, now
 from informerd._core import Next
 from informerd._errors import Error, error_of_rpc
 from informerd._objects import Cause, Event, Object
@@ -218,9 +219,23 @@ class Informer(BaseInformer[_Sink]):
         method: grpc.aio.UnaryStreamMultiCallable[pb.WatchRequest, pb.WatchResponse] = channel.unary_stream(
             WATCH, pb.WatchRequest.SerializeToString, pb.WatchResponse.FromString
         )
+        resources: grpc.aio.UnaryUnaryMultiCallable[pb.ListResourcesRequest, pb.ListResourcesResponse]
+        resources = channel.unary_unary(
+            RESOURCES, pb.ListResourcesRequest.SerializeToString, pb.ListResourcesResponse.FromString
+        )
         metadata = self._target.metadata()
         with self._lock:
-            request = self._core.open_stream(now())
+            request, deadline = self._core.open_stream(now()), self._core.deadline
+        # Before each stream: an older server may have replaced the last one.
+        if needed := _calls.needed(request):
+            timeout = None if deadline is None else deadline - now()
+            try:
+                answer = await resources(pb.ListResourcesRequest(), timeout=timeout, metadata=metadata)
+                _calls.require(needed, answer, self._target)
+            except grpc.RpcError as problem:
+                return self._close(error_of_rpc(problem))
+            except Error as problem:
+                return self._close(problem)
         call = method(request, metadata=metadata)
         supervisor = asyncio.create_task(self._supervise(call), name="informerd-deadline")
         error: Error | None = None

@@ -149,3 +149,31 @@ async fn a_plugin_is_run_again_when_its_credentials_end() {
     assert_eq!(headers(&second.headers().await.unwrap()), ["authorization: Bearer t2"]);
     assert!(second.version > first.version);
 }
+
+/// A certificate may come before its key, and a new plugin may need a login: connections are still made as before. Each content is
+/// tried once.
+#[tokio::test]
+async fn contents_that_cannot_be_used_have_not_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let runs = directory.path().join("runs");
+    let write = |user: &str| files(directory.path(), "server: 'http://h:1'", user);
+    let authenticator = Authenticator::new(write("token: one"));
+    let first = authenticator.get(Need::Any).await.unwrap();
+    let mut seen = 1;
+    let plugin = format!("exec: {{apiVersion: v1, command: sh, args: [-c, \"echo >>{}; exit 1\"]}}", runs.display());
+    for unusable in ["token: \"a\\nb\"", &plugin] {
+        write(unusable);
+        assert!(Arc::ptr_eq(&first, &authenticator.get(Need::Fresh).await.unwrap()));
+        for _ in 0..4 {
+            assert!(!authenticator.has_changed(&mut seen).await, "{unusable}");
+            tokio::time::pause();
+            tokio::time::advance(PLUGIN_INTERVAL).await;
+            tokio::time::resume();
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&runs).unwrap().lines().count(), 1);
+    write("token: another");
+    assert_eq!((authenticator.has_changed(&mut seen).await, authenticator.has_changed(&mut seen).await), (true, false));
+    let second = authenticator.get(Need::Any).await.unwrap();
+    assert_eq!(headers(&second.headers().await.unwrap()), ["authorization: Bearer another"]);
+}

@@ -61,7 +61,12 @@ async fn socks_sends_the_host_and_reads_nothing_beyond_the_reply() {
     assert_eq!(sent[3..], [5, 1, 0, 1, 10, 0, 0, 1, 25, 43]);
     let with_password = proxy(ProxyKind::Socks5, Some(("u", "p")));
     let (sent, _) = opened(&with_password, "a", &[&[5, 2, 1, 0][..], &bound].concat()).await.unwrap();
-    assert_eq!(sent[..8], [5, 1, 2, 1, 1, b'u', 1, b'p']);
+    assert_eq!(sent[..9], [5, 2, 0, 2, 1, 1, b'u', 1, b'p']);
+    // A proxy that needs no credentials chooses none.
+    let (sent, _) = opened(&with_password, "a", &[&[5, 0][..], &bound].concat()).await.unwrap();
+    assert_eq!(sent[..7], [5, 2, 0, 2, 5, 1, 0]);
+    let problem = opened(&plain, "a", &[5, 2, 1, 0]).await.unwrap_err();
+    assert!(problem.contains("authentication method not accepted"), "not offered: {problem}");
     for (answer, why) in [
         (&[5, 255][..], "authentication method not accepted"),
         (&[4, 0], "not a SOCKS5 response"),
