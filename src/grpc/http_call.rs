@@ -27,7 +27,7 @@ use super::{
     watch::{self, LineOptions},
 };
 use crate::{
-    auth::{Operation, is_impersonating},
+    auth::{Attributes, Operation, is_impersonating},
     model::{Object, ResourceVersion},
     proto::{self, LineFormat, PayloadFormat, pb},
     transport::BoundedBody,
@@ -233,6 +233,21 @@ impl HttpCall {
         Ok(seen.into_iter().map(|(resource, _)| resource).collect())
     }
 
+    /// Returns true if the caller may do this to all objects of a namespace, or of all.
+    pub(crate) async fn may(&self, operation: Operation, resource: &str, namespace: &str) -> Result<bool, ApiError> {
+        if !self.service.authorizes() {
+            return Ok(true);
+        }
+        let Some(identity) = &self.call.identity else { return Ok(false) };
+        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty()).map(str::to_owned);
+        let attributes = Attributes { namespace, ..Attributes::new(operation, resource) };
+        match self.service.authorize(identity, &attributes).await {
+            Ok(namespaces) => Ok(namespaces.is_none()),
+            Err(ApiError::AccessDenied { .. }) => Ok(false),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
     /// Checks the rights to objects. Whoever may read some namespaces only has no right to all: the list would lack objects
     /// without saying so.
     async fn access(
@@ -266,8 +281,8 @@ impl HttpCall {
         self.access(operation, wanted, name).await.map(drop)
     }
 
-    /// Returns true if the caller may read objects, also of a resource that there is not: the one of this name, or all if it is empty.
-    pub(crate) async fn may(
+    /// Returns true if the caller may read whole objects: the one of this name, or all if it is empty.
+    pub(crate) async fn may_read(
         &self,
         operation: Operation,
         wanted: ObjectsWanted<'_>,
@@ -275,8 +290,7 @@ impl HttpCall {
     ) -> Result<bool, ApiError> {
         match self.access(operation, wanted, name).await {
             Err(ApiError::AccessDenied { .. } | ApiError::ViewNotAllowed { .. }) => Ok(false),
-            Ok(_) | Err(ApiError::ResourceNotFound { .. }) => Ok(true),
-            Err(refusal) => Err(refusal),
+            access => access.map(|_| true),
         }
     }
 

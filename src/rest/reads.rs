@@ -100,7 +100,7 @@ async fn read(
 /// Returns the error for a kind that is not served: where callers have rights, only those who could read it learn that.
 async fn unknown(call: &HttpCall, objects: &Objects, (operation, verb): (Operation, &'static str)) -> Failure {
     let Objects { group, version, plural, namespace, name } = objects;
-    match call.may(operation, ObjectsWanted { resource: plural, namespace, is_metadata: true }, "").await {
+    match call.may(operation, plural, namespace).await {
         // kubectl requests the namespace of an object that is not found, and says that there is none if that is not found either.
         Ok(true) if (&**group, &**plural) == ("", "namespaces") && !name.is_empty() => Failure::unknown_namespace(),
         Ok(true) => Failure::not_found(),

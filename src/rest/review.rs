@@ -162,5 +162,5 @@ async fn may(rest: &RestService, call: &HttpCall, attributes: &Value) -> Result<
     let objects = Objects { group: kind.group, version: kind.version, plural: kind.plural, ..Objects::default() };
     let Some((resource, _)) = kinds::find(&rest.service, &objects) else { return Ok(false) };
     let wanted = ObjectsWanted { resource: &resource.name, namespace: of("namespace"), is_metadata: false };
-    call.may(operation, wanted, of("name")).await
+    call.may_read(operation, wanted, of("name")).await
 }
