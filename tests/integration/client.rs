@@ -440,7 +440,7 @@ async fn the_reads_give_everything_of_one_snapshot() {
     let got = client.get("pods", "shop", "web", pb::PayloadFormat::Metadata).await.unwrap();
     assert_eq!((got.object.name.as_str(), got.object.body), ("web", None));
     let values = client.values("pods", "node").await.unwrap();
-    let values: Vec<_> = values.iter().map(|value| (value.value.as_str(), value.objects)).collect();
+    let values: Vec<_> = values.values.iter().map(|value| (value.value.as_str(), value.objects)).collect();
     assert_eq!(values, [("n1", 600), ("n2", 1)]);
     let resources = client.resources().await.unwrap();
     assert_eq!((resources[0].name.as_str(), resources[0].objects), ("pods", 601));

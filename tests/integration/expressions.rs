@@ -130,7 +130,7 @@ async fn an_index_has_the_values_of_an_expression() {
     let client = Client::connect(&sandbox.address().parse().unwrap()).await.unwrap();
     let values = async |index: &str| {
         let values = client.values("pods", index).await.unwrap();
-        values.into_iter().map(|value| format!("{} {}", value.value, value.objects)).collect::<Vec<_>>()
+        values.values.into_iter().map(|value| format!("{} {}", value.value, value.objects)).collect::<Vec<_>>()
     };
     assert_eq!(values("image").await, ["other 1", "x:1 1"]);
     assert_eq!(values("half").await, ["3 1"]);
