@@ -291,13 +291,9 @@ impl FakeApi {
             return success("{}".to_owned());
         }
         let is_namespace = uri.path().strip_prefix("/api/v1/namespaces/").is_some_and(|name| !name.contains('/'));
-        if uri.path() == "/apis/example.com/v1" || is_namespace && !uri.path().ends_with("/kube-system") {
-            match self.set(|store| store.others.pop_front()) {
-                Some(Fault::Refuse(code, patience, body)) => return refuse(code, patience, &body),
-                Some(Fault::Answer(body)) => return success(body),
-                Some(Fault::Hold(_)) => std::future::pending().await,
-                _ => {}
-            }
+        let is_other = uri.path() == "/apis/example.com/v1" || is_namespace && !uri.path().ends_with("/kube-system");
+        if is_other && let Some(answer) = self.other().await {
+            return answer;
         }
         if uri.path() == "/apis/example.com/v1" {
             let resource = |plural: &str, kind: &str| json!({"name": plural, "kind": kind, "namespaced": true});
@@ -364,6 +360,16 @@ impl FakeApi {
                 self.serve(&query, is_watch)
             }
             None => self.serve(&query, is_watch),
+        }
+    }
+
+    /// Returns the answer of the next fault of a request for something else.
+    async fn other(&self) -> Option<Response> {
+        match self.set(|store| store.others.pop_front())? {
+            Fault::Refuse(code, patience, body) => Some(refuse(code, patience, &body)),
+            Fault::Answer(body) => Some(success(body)),
+            Fault::Hold(_) => std::future::pending().await,
+            _ => None,
         }
     }
 
