@@ -73,8 +73,8 @@ impl Indexer {
         indexer
     }
 
-    /// Sets the number of the upstream history that the store belongs to (the number of histories rewritten before it), and the
-    /// number of changes before it. It replaces the state of the store before, which readers may still hold.
+    /// Sets the number of histories rewritten before that of the store, and the number of changes before it. It replaces the state
+    /// of the store before, which readers may still hold.
     #[must_use]
     pub fn begin_history(mut self, history_id: u64, offset: u64, before: &Snapshot) -> Self {
         (self.state.history_id, self.state.offset) = (history_id, offset);
@@ -275,7 +275,6 @@ impl Indexer {
         }
         let none = || self.indexers.iter().map(|_| SmallVec::new()).collect();
         let values = |object: Option<&'a Arc<Object>>| object.map_or_else(none, |object| self.indexers.values(object));
-        // Sorted: an object may have very many values.
         let (old_values, new_values) = (values(old), values(new));
         for ((old_values, new_values), index) in old_values.iter().zip(&new_values).zip(&mut self.state.indexes) {
             for value in old_values.iter().filter(|value| new_values.binary_search(value).is_err()) {

@@ -1,6 +1,7 @@
 //! Reader of the distribution: one client's position in the history.
 
 mod gauge;
+mod taken;
 
 use std::{
     future,
@@ -11,9 +12,12 @@ use std::{
 use smallvec::smallvec;
 use tokio::time::Instant;
 
-pub use self::gauge::CursorGauge;
+pub use self::{
+    gauge::CursorGauge,
+    taken::{Taken, TooLarge},
+};
 use super::{
-    Cursors, End, Frame, Frames, FullChannelPolicy, PastGauge, Subscribe,
+    Cursors, End, Frame, FullChannelPolicy, PastGauge, Subscribe,
     blocks::{Block, Kind},
     coalesce::DrainingGeneration,
     cursors::Lifetime,
@@ -50,26 +54,6 @@ pub struct Cursor<F: Frame> {
     suppressed: u64,
     /// Under COALESCE: what has merged and is being delivered.
     draining: Option<Box<DrainingGeneration>>,
-}
-
-/// Size of the next event, which exceeds the limit; `None` if it is not known before the event is encoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooLarge(pub Option<usize>);
-
-/// Result of taking from a cursor.
-#[derive(Debug, Clone)]
-pub enum Taken<F> {
-    /// The next events, in order.
-    Frames(Frames<F>),
-    /// Events are missing here, under DROP.
-    Dropped {
-        /// Number of missing events of the selection.
-        count: u64,
-        /// Last version before the gap: a watch from here receives the missing events.
-        after: ResourceVersion,
-    },
-    /// The cursor has ended.
-    Ended(End),
 }
 
 /// Result of reading a block.

@@ -102,7 +102,7 @@ pub(super) enum Read {
     Noted,
     /// The same, and the caller has to wake the writer.
     Frees,
-    /// The policy has discarded or merged that since the reader's turn was decided: it takes nothing, and asks for the next turn.
+    /// The policy has discarded or merged that since the reader's turn was decided: it takes nothing, and polls for its next turn.
     Refused,
 }
 

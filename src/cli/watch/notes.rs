@@ -40,7 +40,7 @@ impl WatchNotes {
     }
 
     /// Returns the note about the namespaces that the watch is limited to, if they have changed.
-    pub(in crate::cli) fn limit(&mut self, resource: &str, progress: &Progress) -> Option<String> {
+    pub(crate) fn limit(&mut self, resource: &str, progress: &Progress) -> Option<String> {
         if self.namespaces == progress.namespaces {
             return None;
         }

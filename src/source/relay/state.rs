@@ -134,8 +134,8 @@ impl Position {
             now => now.iter().map(String::as_str).collect(),
         };
         let new = covered.iter().filter(|new| !before.iter().any(|before| before == *new));
-        let lost = before.iter().filter(|before| !now.is_empty() && !now.contains(before));
-        (new.map(ToString::to_string).collect(), lost.cloned().collect())
+        let gone = before.iter().filter(|before| !now.is_empty() && !now.contains(before));
+        (new.map(ToString::to_string).collect(), gone.cloned().collect())
     }
 }
 

@@ -293,7 +293,7 @@ impl Port {
     /// Parks the reader, which has read everything up to an offset, unless there is more after all. Returns true if it is parked.
     pub(in crate::watch) fn park_at_head(&self, at: u64, waker: &Waker, is_still_there: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
-        // Asked under the lock: nobody sees a port parked for whom something was published.
+        // Evaluated under the lock: nobody sees a port parked for whom something was published.
         let is_parked = is_still_there();
         let waker = is_parked.then(|| waker.clone());
         let before = std::mem::replace(&mut *state, PortState { is_parked, from: at, waker });

@@ -7,7 +7,7 @@
 //!
 //! Verified in each schedule:
 //!
-//! - a reader under BLOCK gets exactly its events; one under DROP gets them but for those that it is told to have lost, where they were;
+//! - a reader under BLOCK gets exactly its events; one under DROP gets them but for those that are reported as lost, where they were;
 //! - a reader under COALESCE has, whenever nothing merged is left to deliver, exactly the state at its position, each event follows from
 //!   the state before, and events stand for exactly the changes that came;
 //! - the writer never publishes to a full queue under BLOCK, and is woken: Shuttle fails a schedule in which every thread waits;

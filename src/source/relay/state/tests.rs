@@ -107,10 +107,10 @@ fn namespaces_that_come_and_go_prove_no_other_history() {
     let moved = |before: Option<&[&str]>, now: &[&str]| {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let namespaces = before.map(|before| owned(before).into());
-        let (new, lost) = Position { namespaces, ..position("s.1") }.moved_namespaces(&list, &owned(now));
-        (new.join(" "), lost.join(" "))
+        let (new, gone) = Position { namespaces, ..position("s.1") }.moved_namespaces(&list, &owned(now));
+        (new.join(" "), gone.join(" "))
     };
-    let texts = |new: &str, lost: &str| (new.to_owned(), lost.to_owned());
+    let texts = |new: &str, gone: &str| (new.to_owned(), gone.to_owned());
     assert_eq!(moved(Some(&["w", "x"]), &["x", "y"]), texts("y", "w"));
     assert_eq!(moved(Some(&["x"]), &["x"]), texts("", ""));
     assert_eq!(moved(Some(&["x"]), &[]), texts("y z", ""), "all");
