@@ -3135,8 +3135,8 @@ type UntilRequest struct {
 	// each first tested on the event that met the one before. They are also tested at the end of the initial events, with
 	// type "SYNCED" and a null object. `count` is the number of selected objects after the event, from SYNCED on, so that
 	// absence can be awaited: "count == 0". An object that still exists and can no longer be served (CAUSE_NOT_SERVED) is
-	// not tested, and counts. A missing field or a failed evaluation is false. Conditions see whole objects, whatever the
-	// view.
+	// not tested, and counts until it is served again; its deletion is no event, which only a new call notices. A missing
+	// field or a failed evaluation is false. Conditions see whole objects, whatever the view.
 	Conditions    []string `protobuf:"bytes,2,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -35,8 +35,8 @@ pub(crate) async fn disconnect(flags: &DisconnectFlags) -> Result<(), Failure> {
 
 async fn end(flags: &DisconnectFlags) -> Result<(), Failure> {
     let ended = flags.server.connect().await?.disconnect_watchers(flags.ids.clone()).await?;
-    let out = ended.iter().map(|id| format!("watch {id} disconnected\n")).collect::<String>();
-    or_unread(write_all(out.as_bytes()))?;
+    let out: Vec<String> = ended.iter().map(|id| format!("watch {id} disconnected\n")).collect();
+    or_unread(write_all(out.concat().as_bytes()))?;
     let missing: Vec<String> = flags.ids.iter().filter(|id| !ended.contains(id)).map(u64::to_string).collect();
     if missing.is_empty() {
         return Ok(());

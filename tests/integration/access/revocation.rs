@@ -146,9 +146,9 @@ async fn a_watch_whose_rights_are_revoked_while_it_waits_for_its_expression_is_r
     let (opened, ()) = tokio::join!(opened, revoked);
     let after: Vec<_> = opened.into_iter().filter(|(is_after, _)| *is_after).map(|(_, refusal)| refusal).collect();
     assert!(after.len() > WATCHES / 2, "{}", after.len());
-    let served = after.iter().filter(|refusal| refusal.as_deref() != Some("ACCESS_DENIED")).count();
+    let others = after.iter().filter(|refusal| refusal.as_deref() != Some("ACCESS_DENIED")).count();
     // One may have been checked just before.
-    assert!(served <= 1, "{served} of {}", after.len());
+    assert!(others <= 1, "{others} of {}", after.len());
 }
 
 /// One caller with many watches has a part of the checks at most: the token of another is reviewed when that is due.

@@ -286,34 +286,8 @@ impl FakeApi {
         if expected.is_some() && expected != authorization {
             return refuse(401, None, &json!({"reason": "Unauthorized", "message": "who?"}).to_string());
         }
-        if uri.path() == "/version" {
-            self.set(|store| store.probes += 1);
-            return success("{}".to_owned());
-        }
-        let is_namespace = uri.path().strip_prefix("/api/v1/namespaces/").is_some_and(|name| !name.contains('/'));
-        let is_other = uri.path() == "/apis/example.com/v1" || is_namespace && !uri.path().ends_with("/kube-system");
-        if is_other && let Some(answer) = self.other().await {
+        if let Some(answer) = self.about(uri.path()).await {
             return answer;
-        }
-        if uri.path() == "/apis/example.com/v1" {
-            let resource = |plural: &str, kind: &str| json!({"name": plural, "kind": kind, "namespaced": true});
-            let kind = self.set(|store| store.kind);
-            let mut resources = vec![resource("secrets", "Secret")];
-            resources.extend((!kind.is_empty()).then(|| resource("widgets", kind)));
-            return success(json!({"kind": "APIResourceList", "resources": resources}).to_string());
-        }
-        if uri.path() == "/api/v1/namespaces/kube-system" {
-            return match self.set(|store| store.cluster) {
-                Some(uid) => success(json!({"metadata": {"name": "kube-system", "uid": uid}}).to_string()),
-                None => refuse(403, None, &json!({"reason": "Forbidden", "message": "no"}).to_string()),
-            };
-        }
-        if let Some(name) = uri.path().strip_prefix("/api/v1/namespaces/").filter(|name| !name.contains('/')) {
-            return match self.set(|store| store.namespaces.clone()) {
-                Some(names) if names.contains(&name) => success(json!({"metadata": {"name": name}}).to_string()),
-                Some(_) => refuse(404, None, &json!({"reason": "NotFound", "message": "not found"}).to_string()),
-                None => refuse(403, None, &json!({"reason": "Forbidden", "message": "no"}).to_string()),
-            };
         }
         let user_agent = request.headers().get("user-agent").map_or("", |value| value.to_str().unwrap());
         self.set(|store| {
@@ -361,6 +335,40 @@ impl FakeApi {
             }
             None => self.serve(&query, is_watch),
         }
+    }
+
+    /// Answers a request for other things than objects.
+    async fn about(&self, path: &str) -> Option<Response> {
+        if path == "/version" {
+            self.set(|store| store.probes += 1);
+            return Some(success("{}".to_owned()));
+        }
+        let is_namespace = path.strip_prefix("/api/v1/namespaces/").is_some_and(|name| !name.contains('/'));
+        let is_other = path == "/apis/example.com/v1" || is_namespace && !path.ends_with("/kube-system");
+        if is_other && let Some(answer) = self.other().await {
+            return Some(answer);
+        }
+        if path == "/apis/example.com/v1" {
+            let resource = |plural: &str, kind: &str| json!({"name": plural, "kind": kind, "namespaced": true});
+            let kind = self.set(|store| store.kind);
+            let mut resources = vec![resource("secrets", "Secret")];
+            resources.extend((!kind.is_empty()).then(|| resource("widgets", kind)));
+            return Some(success(json!({"kind": "APIResourceList", "resources": resources}).to_string()));
+        }
+        if path == "/api/v1/namespaces/kube-system" {
+            return Some(match self.set(|store| store.cluster) {
+                Some(uid) => success(json!({"metadata": {"name": "kube-system", "uid": uid}}).to_string()),
+                None => refuse(403, None, &json!({"reason": "Forbidden", "message": "no"}).to_string()),
+            });
+        }
+        if let Some(name) = path.strip_prefix("/api/v1/namespaces/").filter(|name| !name.contains('/')) {
+            return Some(match self.set(|store| store.namespaces.clone()) {
+                Some(names) if names.contains(&name) => success(json!({"metadata": {"name": name}}).to_string()),
+                Some(_) => refuse(404, None, &json!({"reason": "NotFound", "message": "not found"}).to_string()),
+                None => refuse(403, None, &json!({"reason": "Forbidden", "message": "no"}).to_string()),
+            });
+        }
+        None
     }
 
     /// Returns the answer of the next fault of a request for something else.
