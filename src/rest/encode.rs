@@ -1,7 +1,7 @@
 //! Encoding of objects for clients of Kubernetes.
 //!
-//! `metadata` has the version of the object, or that of its deletion, and the name, namespace and uid under which it is served. An
-//! object alone and that of a watch have a type; an item of a list has none: clients that compare the two forms of an object would find a
+//! `metadata` has the version of the object, or that of its deletion, and the name and namespace under which it is served. The uid is that
+//! of its writer, as the tests of Kubernetes' storage have it, and the served one of an object without. An object alone and that of a watch have a type; an item of a list has none: clients that compare the two forms of an object would find a
 //! difference. (Metadata of an API server has a type in JSON, and none in protobuf, which client-go gets.)
 
 use std::{
@@ -300,14 +300,13 @@ fn metadata(object: &Object, version: &ResourceVersion, of_body: Option<&RawValu
     }
     buffer.put_slice(format!(",\"resourceVersion\":\"{version}\"").as_bytes());
     let fields = of_body.and_then(|raw| Fields::parse(raw.get().as_bytes()));
-    let has_uid = !object.uid().is_empty();
-    if has_uid {
+    let rest = fields.iter().flat_map(|fields| &**fields);
+    let rest: Vec<_> = rest.filter(|(key, _)| !OWN_METADATA.contains(&&**key)).collect();
+    if !object.uid().is_empty() && !rest.iter().any(|(key, _)| &**key == "uid") {
         buffer.put_slice(format!(",\"uid\":{}", json!(object.uid())).as_bytes());
     }
-    for (key, value) in fields.iter().flat_map(|fields| &**fields) {
-        if !(OWN_METADATA.contains(&&**key) || has_uid && &**key == "uid") {
-            put_field(key, value, buffer);
-        }
+    for (key, value) in rest {
+        put_field(key, value, buffer);
     }
     buffer.put_slice(b"}");
 }

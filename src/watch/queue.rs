@@ -102,7 +102,7 @@ pub(super) enum Read {
     Noted,
     /// The same, and the caller has to wake the writer.
     Frees,
-    /// The policy has discarded or merged that since the reader's turn was decided: it takes nothing, and polls for its next turn.
+    /// That has begun to merge since the reader's turn was decided: it takes nothing, and polls for its next turn.
     Refused,
 }
 
@@ -251,17 +251,12 @@ impl<F: Frame> Queue<F> {
         }
     }
 
-    /// Records what the reader takes, and the suppressed changes among it, unless that was lost or merged since its turn. The writer may
+    /// Records what the reader takes, and the suppressed changes among it, unless that has begun to merge since its turn. The writer may
     /// wait for the reader once that is enough, and continues once its queue is at most half full again.
     pub(super) fn note_read(&self, at: &ReplayPosition, events: u64, suppressed: u64) -> Read {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let is_refused = match inner.state {
-            State::Merging { .. } => true,
-            State::Frozen { until, .. } => self.read_up_to(inner).is_none_or(|from| from >= until),
-            _ => false,
-        };
-        if is_refused {
+        if matches!(inner.state, State::Merging { .. }) {
             return Read::Refused;
         }
         inner.at.clone_from(at);

@@ -74,7 +74,7 @@ async fn the_metrics_of_kube_state_metrics_are_those_over_the_api_server() {
             let pod = format!("/api/v1/namespaces/a/pods/p{round}?gracePeriodSeconds=0");
             apiserver.ask("DELETE", &pod, None).await.unwrap();
         }
-        let (pods, config_maps) = (3 - round, 1 + round);
+        let (pods, config_maps) = (4 - round, 1 + round);
         let is_current = |samples: &BTreeSet<String>| {
             let count = |name: &str| samples.iter().filter(|sample| sample.starts_with(name)).count();
             count("kube_pod_info{") == pods && count("kube_configmap_info{") >= config_maps
