@@ -1,8 +1,9 @@
 //! Encoding of objects for clients of Kubernetes.
 //!
-//! `metadata` has the version of the object, or that of its deletion, and the name and namespace under which it is served. The uid is that
-//! of its writer, as the tests of Kubernetes' storage have it, and the served one of an object without. An object alone and that of a watch have a type; an item of a list has none: clients that compare the two forms of an object would find a
-//! difference. (Metadata of an API server has a type in JSON, and none in protobuf, which client-go gets.)
+//! `metadata` has the version of the object, or that of its deletion, and the name and namespace under which it is served. The uid is
+//! that of its writer, as the tests of Kubernetes' storage have it, and the served one of an object without. An object alone and that
+//! of a watch have a type; an item of a list has none: clients that compare the two forms of an object would find a difference.
+//! (Metadata of an API server has a type in JSON, and none in protobuf, which client-go gets.)
 
 use std::{
     collections::HashMap,
