@@ -73,8 +73,7 @@ impl Indexer {
         indexer
     }
 
-    /// Sets the number of histories rewritten before that of the store, and the number of changes before it. It replaces the state
-    /// of the store before, which readers may still hold.
+    /// Sets what came before the store: rewritten histories, changes, and a state that readers may still hold.
     #[must_use]
     pub fn begin_history(mut self, history_id: u64, offset: u64, before: &Snapshot) -> Self {
         (self.state.history_id, self.state.offset) = (history_id, offset);
