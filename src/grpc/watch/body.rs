@@ -53,6 +53,7 @@ pub(super) enum Begin {
     /// A bookmark at the version where the watch joined.
     Bookmark,
     /// An ADDED event for each object of this version, and then the next event after it.
+    #[cfg_attr(not(feature = "kubernetes-api"), expect(dead_code, reason = "others resume from versions of batches"))]
     At(ResourceVersion),
     /// The next event after this version.
     After(ResourceVersion),
@@ -140,7 +141,6 @@ enum StepResult {
 impl WatchBody {
     pub(super) fn new(opened: Opened) -> Self {
         let Opened { service, resource, subscribe, begin, joined, watcher, .. } = opened;
-        let opened_state = resource.informer.state();
         let is_bookmark_first = begin == Begin::Bookmark;
         let is_resumed = matches!(begin, Begin::At(_) | Begin::After(_));
         let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined);
@@ -154,11 +154,11 @@ impl WatchBody {
         let mut body = Self {
             namespaces: watch.subscribe().selection.namespaces.clone(),
             service,
+            reported_state: resource.informer.state(),
             resource,
             initial,
             watch,
             is_resuming: is_resumed,
-            reported_state: opened_state,
             waiting: opened.waiting,
             // The first bookmark of a resumed watch shows its client that it has caught up.
             bookmarks: BookmarkTimer::new(opened.bookmark_interval, opened.aligned_to, is_resumed),
