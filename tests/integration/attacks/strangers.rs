@@ -232,12 +232,12 @@ async fn a_watch_beyond_the_share_of_calls_ends_at_once() {
     let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
     let share = 100;
     let (mut reads, mut writes) = connect(attacked.process.grpc).await.unwrap().into_split();
-    let streams = |at: u32| 2 * at + 1;
+    let number = |at: u32| 2 * at + 1;
     let subscribed = (0..share).flat_map(|at| {
-        let stream = streams(at);
+        let stream = number(at);
         [half_call(stream, SUBSCRIBE), data(stream, &[], false)].concat()
     });
-    let beyond = (share..share + 20).flat_map(|at| call_with(streams(at), WATCH, &watch()));
+    let beyond = (share..share + 20).flat_map(|at| call_with(number(at), WATCH, &watch()));
     writes.write_all(&[opening(0), subscribed.chain(beyond).collect()].concat()).await.unwrap();
     let (mut frames, mut buffer, mut ended) = (FrameReader::default(), vec![0; 64 << 10], 0);
     while ended < 20 {
