@@ -200,7 +200,7 @@ impl SourceHealth {
 
     /// Reports that objects may exist which the source has not been able to read since its start. The resource is STALE, and
     /// nobody may take for deleted what it lacks: a client with a version of an earlier run keeps its objects, and resumes later.
-    /// Where versions last longer than a run, those before `since`, the version of the list, are of an earlier one.
+    /// Versions before `since`, that of the list, are of an earlier run; `None` if versions do not last longer than a run.
     pub fn mark_incomplete(&self, problem: impl Into<String>, since: Option<ResourceVersion>) {
         self.shared.incomplete.store(true, Ordering::Relaxed);
         let mut record = self.shared.record.lock();

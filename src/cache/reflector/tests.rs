@@ -2,6 +2,7 @@
 
 mod delays;
 mod store;
+mod unreadable;
 mod warm;
 
 use std::collections::VecDeque;

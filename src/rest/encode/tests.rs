@@ -105,6 +105,20 @@ fn the_row_of_a_pod_that_has_ended_says_so() {
     assert_eq!(row("Pod", "Running").get("conditions"), None);
 }
 
+/// Returns the event of a change, whose object has its whole body.
+fn change<'a>(event_type: EventType, object: &'a Object, version: &'a ResourceVersion) -> LineEvent<'a> {
+    LineEvent {
+        event_type,
+        cause: Cause::Change,
+        object,
+        version,
+        change_version: version,
+        safe_version: None,
+        coalesced: 0,
+        payload: PayloadFormat::Raw,
+    }
+}
+
 fn lines(buffer: &BytesMut) -> Vec<Value> {
     assert!(buffer.is_empty() || buffer.ends_with(b"\n"));
     String::from_utf8_lossy(buffer).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -115,17 +129,7 @@ fn a_deletion_has_its_own_version() {
     let (encoder, object, mut buffer) = (Encoder::new(kind(), Form::Object), object(BODY), BytesMut::new());
     let version = ResourceVersion::decimal(12);
     for event_type in [EventType::Added, EventType::Modified, EventType::Deleted] {
-        let event = LineEvent {
-            event_type,
-            cause: Cause::Change,
-            object: &object,
-            version: &version,
-            change_version: &version,
-            safe_version: None,
-            coalesced: 0,
-            payload: PayloadFormat::Raw,
-        };
-        encoder.event(&event, &mut buffer);
+        encoder.event(&change(event_type, &object, &version), &mut buffer);
     }
     let lines = lines(&buffer);
     let types: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
@@ -145,16 +149,7 @@ fn an_event_is_one_line_also_of_a_body_with_line_breaks() {
     for form in [Form::Object, Form::Metadata, Form::Table(Include::Object)] {
         let mut buffer = BytesMut::new();
         for _ in 0..2 {
-            let event = LineEvent {
-                event_type: EventType::Added,
-                cause: Cause::Change,
-                object: &object,
-                version: &version,
-                change_version: &version,
-                safe_version: None,
-                coalesced: 0,
-                payload: PayloadFormat::Raw,
-            };
+            let event = change(EventType::Added, &object, &version);
             Encoder::new(kind(), form).event(&event, &mut buffer);
         }
         let text = String::from_utf8(buffer.to_vec()).unwrap();

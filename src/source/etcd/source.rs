@@ -151,8 +151,11 @@ impl WarmStart for EtcdSource {
         if version(revision) != *at {
             return Err(format!("resume proof of revision {revision} for a snapshot at {at}"));
         }
-        *self.shared.known.lock() =
-            KnownCluster { identity, position: Some(Position { revision, connection: EARLIER_START, resume_point }) };
+        *self.shared.known.lock() = KnownCluster {
+            identity,
+            position: Some(Position { revision, connection: EARLIER_START, resume_point }),
+            listed_at: None,
+        };
         self.shared.problems.resume(problems);
         Ok(())
     }

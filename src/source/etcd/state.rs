@@ -1,6 +1,9 @@
 //! State of a source, shared by its lists and its watch: connections, and the position in the cluster's history.
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::{
     EtcdConfig,
@@ -33,6 +36,8 @@ pub(super) struct KnownCluster {
     pub(super) identity: Identity,
     /// `None` before the first list.
     pub(super) position: Option<Position>,
+    /// Time of the last list of this run.
+    pub(super) listed_at: Option<Instant>,
 }
 
 /// Position of the resource in the cluster's history.
@@ -48,6 +53,9 @@ pub(super) struct Position {
 
 /// Stands in for a connection's number in the state of a previous run; connections count from 1.
 pub(super) const EARLIER_START: u64 = 0;
+
+/// Time between two lists for callers that wait, at least: a caller may request any version, again and again.
+const LIST_INTERVAL: Duration = Duration::from_secs(30);
 
 // === impl EtcdShared ===
 
@@ -70,8 +78,16 @@ impl EtcdShared {
         self.check_identity(&reading.header)?;
         let resume_point = ResumePoint::of_list(revision, &reading.newest);
         self.problems.replace(&OBJECT_REASONS, reading.problems);
-        self.known.lock().position = Some(Position { revision, connection: connection.id, resume_point });
+        let mut known = self.known.lock();
+        known.position = Some(Position { revision, connection: connection.id, resume_point });
+        known.listed_at = Some(Instant::now());
+        drop(known);
         Ok(List { not_served: reading.not_served, ..List::new(reading.objects, version(revision)) })
+    }
+
+    /// Returns true if the resource may be listed for callers that wait.
+    pub(super) fn may_list_again(&self) -> bool {
+        self.known.lock().listed_at.is_none_or(|at| at.elapsed() >= LIST_INTERVAL)
     }
 
     /// Reads the cluster's id and newest revision. A cluster behind our revision has lost history, since the read is

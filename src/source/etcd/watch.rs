@@ -72,6 +72,8 @@ pub(super) struct EtcdWatch {
     head: Option<Head>,
     /// Time of the last such read.
     head_at: Option<Instant>,
+    /// Revision and begin of the last read that was answered.
+    last_head: Option<(i64, Instant)>,
 }
 
 /// Change that etcd has to replay after a break.
@@ -139,6 +141,7 @@ impl EtcdWatch {
             unanswered_since: None,
             head: None,
             head_at: None,
+            last_head: None,
         };
         let answer_timeout = live.shared.config.answer_timeout;
         match tokio::time::timeout(answer_timeout, live.receive()).await {
@@ -180,8 +183,8 @@ impl EtcdWatch {
             self.read_head();
         }
         let can_hurry = !demand.is_wanted();
-        let is_wanted = demand.is_wanted() || self.unconfirmed.is_some();
-        let is_urgent = self.connection.has_reliable_progress && is_wanted || demand.wants_confirmation();
+        let is_checking = self.connection.has_reliable_progress && self.unconfirmed.is_some();
+        let is_urgent = is_checking || demand.is_wanted() || demand.wants_confirmation();
         let next_request_at = self.next_request_at(is_urgent);
         let head = async {
             match &mut self.head {
@@ -199,10 +202,11 @@ impl EtcdWatch {
                 if let Some(head_at) = self.head_at.filter(|_| self.is_confirmed()) {
                     demand.confirm(head_at, version(header.revision));
                 }
-                if !self.connection.has_reliable_progress {
-                    self.record_contact();
+                if self.connection.has_reliable_progress {
+                    return Ok(());
                 }
-                Ok(())
+                self.record_contact();
+                self.check_reach(header.revision)
             }
             // Messages that have arrived come before the timers: a watch that was not polled for long is not silent.
             // Cancel-safe: an incomplete message stays in the stream.
@@ -256,6 +260,27 @@ impl EtcdWatch {
             self.head = Some(Box::pin(async move { connection.head(key).await }));
             self.head_at = Some(Instant::now());
         }
+    }
+
+    /// Ends the watch, so that the resource is listed, if a caller waits for a revision that only a list can show: the cluster is at a later
+    /// one, of other keys, and its server cannot be trusted to report that. This run or another may have told that revision before.
+    fn check_reach(&mut self, head: i64) -> Result<(), SourceError> {
+        let earlier = self.last_head.replace((head, self.head_at.unwrap_or_else(Instant::now)));
+        // Otherwise, changes of the prefix may be on their way.
+        let has_settled = !self.is_partial && earlier.is_some_and(|(_, at)| self.last_message_at < at);
+        let has_passed = earlier.is_some_and(|(revision, _)| self.last.revision < revision);
+        if has_settled
+            && has_passed
+            && self.is_confirmed()
+            && self.shared.demand.is_wanted()
+            && self.shared.may_list_again()
+        {
+            let (endpoint, at) = (self.connection.endpoint(), self.last.revision);
+            return Err(SourceError::Expired(format!(
+                "{endpoint}: revision {head} is newer than {at}, which this version of etcd does not report"
+            )));
+        }
+        Ok(())
     }
 
     /// Requests progress or the head revision, which also shows that etcd responds.

@@ -65,7 +65,8 @@ async fn every_end_by_the_server_has_its_reason_and_a_line() {
             StreamEnd::Failed => (9, false),
         };
         assert_eq!(place, index);
-        let (handle, is_logged) = end_by(end).await;
+        let ended = tokio::time::timeout(Duration::from_secs(600), end_by(end)).await;
+        let (handle, is_logged) = ended.unwrap_or_else(|_| panic!("{end:?} in time"));
         assert_eq!((handle.ended(), is_logged), (Some(end), is_logged_here), "{end:?}");
     }
 }

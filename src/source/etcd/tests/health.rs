@@ -215,6 +215,16 @@ async fn a_token_that_expires_is_renewed() {
     assert_eq!(rig.state, fake.state(PREFIX));
 }
 
+/// Waits for one more authentication than before: the files of a connection are compared every 5 s.
+async fn authenticated(fake: &FakeEtcd, before: usize) {
+    let again = async {
+        while fake.counts().authentications == before {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(DEADLINE, again).await.expect("in time");
+}
+
 /// etcd's JSON web tokens expire while a watch is open, which goes on; a read of the head does not.
 #[tokio::test]
 async fn a_token_that_expires_beside_a_watch_is_renewed_without_a_list() {
@@ -229,12 +239,7 @@ async fn a_token_that_expires_beside_a_watch_is_renewed_without_a_list() {
     rig.told().await;
     let before = fake.counts().authentications;
     fake.set(|store| store.token = "two".to_owned());
-    let renewed = async {
-        while fake.counts().authentications == before {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(DEADLINE, renewed).await.expect("in time");
+    authenticated(&fake, before).await;
     fake.write("a=2");
     assert_eq!((rig.told().await, rig.lists()), ("3 ~a=2".to_owned(), 1));
 }
@@ -252,12 +257,7 @@ async fn a_connection_ends_when_a_file_that_it_was_made_from_changes() {
     let before = fake.counts().authentications;
     fake.set(|store| store.user = Some(("reader", "other")));
     file(&directory, "password", "other");
-    let again = async {
-        while fake.counts().authentications == before {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), again).await.expect("within the interval");
+    authenticated(&fake, before).await;
     fake.write("a=2");
     assert_eq!((rig.told().await, rig.lists(), rig.history_rewrites), ("3 ~a=2".to_owned(), 1, 0));
 }

@@ -143,3 +143,50 @@ async fn a_last_change_that_is_not_replayed_in_time_is_listed() {
         assert_eq!((rig.lists(), fake.counts().watches), (2, 3), "{version}");
     }
 }
+
+/// An etcd whose progress cannot be trusted does not show that a quiet prefix has passed a revision of other keys, which a run before or
+/// another server may have told: a list does, and callers cannot cause one after the other.
+#[tokio::test(start_paused = true)]
+async fn revisions_of_other_keys_are_listed_for_a_caller_that_waits() {
+    let second = Duration::from_secs(1);
+    for (version, arrival) in VERSIONS.into_iter().zip(["list", "bookmark"]) {
+        let fake = FakeEtcd::new();
+        fake.set(|store| store.version = version);
+        fake.write("a=1");
+        let gate = fake.member().await;
+        let config = EtcdConfig { heartbeat: second, progress_interval: second / 2, ..quick(&gate) };
+        let config = EtcdConfig { answer_timeout: 10 * second, ..config };
+        let mut rig = Rig::start(config.clone());
+        rig.told().await;
+        let kept = rig.kept().await;
+        drop(rig);
+        elsewhere(&fake, 3);
+        let mut rig = Rig::resume(config, Some(&kept));
+        asked(&fake, 10).await;
+        assert_eq!((rig.version, rig.lists()), (2, 0), "{version}: nobody waits");
+        let waiting = rig.demand.wait();
+        let mut told = String::new();
+        while rig.version < 5 {
+            told = rig.next().await;
+        }
+        assert_eq!(told, format!("{arrival} 5"), "{version}");
+        if arrival == "bookmark" {
+            assert_eq!(rig.lists(), 0, "{version}");
+            continue;
+        }
+        elsewhere(&fake, 3);
+        asked(&fake, 10).await;
+        assert_eq!(rig.lists(), 1, "{version}: not at once");
+        tokio::time::sleep(30 * second).await;
+        while rig.version < 8 {
+            told = rig.next().await;
+        }
+        assert_eq!((told.as_str(), rig.lists()), ("list 8", 2), "{version}: later");
+        drop(waiting);
+        elsewhere(&fake, 3);
+        tokio::time::sleep(31 * second).await;
+        asked(&fake, 10).await;
+        assert_eq!((rig.lists(), rig.history_rewrites), (2, 0), "{version}: for nobody");
+        assert_eq!(rig.state, fake.state(PREFIX));
+    }
+}
