@@ -407,7 +407,7 @@ impl Truth {
             _ => (epoch.start, 0),
         };
         let is_in_gap = epoch.is_in_gap(version, moment.batches);
-        let is_before = |bounds, sweep| version < epoch.oldest(bounds, sweep, (start, first), moment);
+        let is_before = |bounds, sweep| version < epoch.oldest(bounds, sweep, self.has_lineage, (start, first), moment);
         let Bounds { bytes, .. } = self.bounds;
         let tight = Bounds { bytes: bytes - bytes / 10, ..self.bounds };
         let lazy = Bounds { bytes: bytes + bytes / 10, ..self.bounds };

@@ -454,7 +454,8 @@ impl Upstream for Kube {
             // The longest delay between two attempts is 60 s, an answer may take another 60 s, and Retry-After 25 s.
             recovers: Duration::from_secs(300),
             lists: 12 * watches,
-            watches,
+            // Beside a watch that is opened again, a short one may show that nothing has changed since.
+            watches: 2 * watches,
             watch: Duration::from_secs(100) / watches as u32,
         }
     }

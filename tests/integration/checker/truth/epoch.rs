@@ -31,6 +31,12 @@ impl Batch {
     pub(crate) fn is_late(&self) -> bool {
         self.before == self.after && !self.changes.is_empty()
     }
+
+    /// Returns true if a client may have its version, and lack some of its changes.
+    fn has_several(&self) -> bool {
+        let [.., last_but_one, _] = &self.changes[..] else { return false };
+        !self.is_open && (self.is_relist || last_but_one.version == self.after)
+    }
 }
 
 impl Epoch {
@@ -84,7 +90,14 @@ impl Epoch {
     /// Returns the oldest version that exact bounds keep, for a server that began at `start`, after the `first` batches. Batches
     /// of one version are discarded together; a version that may still get more is kept. What is too old is discarded at a `sweep`,
     /// which comes once in that time.
-    pub(super) fn oldest(&self, bounds: Bounds, sweep: Duration, (start, first): (u64, usize), moment: &Moment) -> u64 {
+    pub(super) fn oldest(
+        &self,
+        bounds: Bounds,
+        sweep: Duration,
+        has_lineage: bool,
+        (start, first): (u64, usize),
+        moment: &Moment,
+    ) -> u64 {
         let is_kept = |batch: &&Batch| !batch.changes.is_empty() || batch.is_gap();
         let kept: Vec<&Batch> =
             self.batches[first.min(moment.batches)..moment.batches].iter().filter(is_kept).collect();
@@ -95,11 +108,14 @@ impl Epoch {
             let bytes: usize = rest.iter().map(|batch| batch.bytes()).sum();
             let applied_at = batch.applied_at[moment.server];
             let age = applied_at.map_or(Duration::ZERO, |(at, _)| moment.at.saturating_sub(at));
-            rest = &rest[rest.iter().take_while(|other| other.after == batch.after).count()..];
+            let (same, later) = rest.split_at(rest.iter().take_while(|other| other.after == batch.after).count());
+            rest = later;
             let is_newest = rest.is_empty();
             let is_swept = sweep.is_zero() || self.complete_for(batch.after, moment) > sweep;
             let is_old = age > bounds.age + sweep && is_swept;
-            let is_needed = is_newest && batch.after > moment.safe;
+            // A client of the Kubernetes API may have a version, and not all of its changes: until a later one, there is no other.
+            let is_partial = !has_lineage && batch.after >= moment.safe && same.iter().any(|batch| batch.has_several());
+            let is_needed = is_partial || is_newest && batch.after > moment.safe;
             // The newest batch is dropped for its age only, however large it is.
             if !is_needed && (is_old || (!is_newest && (newer > bounds.events || bytes > bounds.bytes))) {
                 oldest = batch.after;
