@@ -38,11 +38,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use tokio::runtime::Builder;
 
-use self::{
-    alias::{resolved, resolved_first},
-    failure::Failure,
-    serve_flags::ConfigFlags,
-};
+use self::{alias::resolved, failure::Failure, serve_flags::ConfigFlags};
 
 /// Shared informer caches as a network service: every upstream is listed and watched once, and any number of clients watch,
 /// list and query it over gRPC.
@@ -170,8 +166,8 @@ impl Cli {
             Command::Values(flags) => call(resolved(&flags, values::run)),
             Command::Watch(flags) => call(resolved(&flags, watch::run)),
             Command::Diff(flags) => call(resolved(&flags, watch::diff)),
-            Command::Record(flags) => call(resolved_first(&flags, record::run)),
-            Command::Mirror(flags) => call(resolved_first(&flags, mirror::run)),
+            Command::Record(flags) => call(record::run(&flags)),
+            Command::Mirror(flags) => call(mirror::run(&flags)),
             Command::Until(flags) => call(resolved(&flags, until::run)),
             Command::Verify(flags) => call(verify::run(&flags)),
             Command::Watchers(flags) => call(resolved(&flags, watchers::run)),

@@ -34,7 +34,7 @@ use self::{
     file_system::SystemFiles,
     writer::{KnownFiles, Writer},
 };
-pub use self::{directory::OpenError, file_name::Layout, writer::Notes};
+pub use self::{directory::OpenError, file_name::Layout, survey::MARKER, writer::Notes};
 use crate::{
     admin::{self, ProbeRequest, Probes},
     cache::{
@@ -124,8 +124,9 @@ impl Mirror {
         Ok(Self { state: MirrorState { health, queue, writer, last_error: Arc::default() }, source, config })
     }
 
-    /// Mirrors until `stop`, or with `once` until all files are written. Before it ends, it writes what is queued.
-    pub async fn run(self, stop: CancellationToken) {
+    /// Mirrors until `stop`, or with `once` until all files are written. Before it ends, it writes what is queued. Returns true if all
+    /// files have been written once.
+    pub async fn run(self, stop: CancellationToken) -> bool {
         let Self { state, source, config } = self;
         let MirrorConfig { query: Query { resource, .. }, once, resync, then, health, notes, .. } = config;
         let writer = Arc::clone(&state.writer);
@@ -145,8 +146,9 @@ impl Mirror {
         });
         let controlling = controller.run(stop.clone());
         let settling = async {
-            state.settle(once, then.as_deref(), &resource, &notes, &stop).await;
+            let has_settled = state.settle(once, then.as_deref(), &resource, &notes, &stop).await;
             stop.cancel();
+            has_settled
         };
         let serving = async {
             match health {
@@ -156,9 +158,9 @@ impl Mirror {
         };
         tokio::select! {
             // The others never end.
-            ((), ()) = async { tokio::join!(controlling, settling) } => {}
-            () = serving => {}
-            () = state.note_health(&resource, &notes) => {}
+            ((), has_settled) = async { tokio::join!(controlling, settling) } => has_settled,
+            () = serving => false,
+            () = state.note_health(&resource, &notes) => false,
         }
     }
 }
@@ -169,14 +171,21 @@ debug_fields!(Mirror { config });
 
 impl MirrorState {
     /// Runs the command once all files are written, and after each later batch that has changed one, until `stop`; a command that
-    /// runs then is waited for. With `once` it ends after the first time.
-    async fn settle(&self, once: bool, then: Option<&str>, resource: &str, notes: &Notes, stop: &CancellationToken) {
+    /// runs then is waited for. With `once` it ends after the first time. Returns true if there was one.
+    async fn settle(
+        &self,
+        once: bool,
+        then: Option<&str>,
+        resource: &str,
+        notes: &Notes,
+        stop: &CancellationToken,
+    ) -> bool {
         let (mut last_changes, mut is_noted) = (None, false);
         loop {
             // Something has been processed, or may have been: it is a part of a batch.
             tokio::select! {
                 () = tokio::time::sleep(SETTLE) => {}
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => return last_changes.is_some(),
             }
             if !self.is_settled() {
                 continue;
@@ -199,11 +208,11 @@ impl MirrorState {
                 command::run(then, notes).await;
             }
             if once {
-                return;
+                return true;
             }
             tokio::select! {
                 () = self.writer.processed() => {}
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => return true,
             }
         }
     }

@@ -4,6 +4,7 @@ package informerd
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -133,7 +134,7 @@ func (c *Client) withDeadline(ctx context.Context) (context.Context, context.Can
 
 // require fails unless the server has the capabilities that a request needs: one without them would ignore that part of the
 // request. Each request checks, because an older server may have replaced this one.
-func require(ctx context.Context, service informerdv1.InformerServiceClient, hasShard, hasView bool) error {
+func (c *Client) require(ctx context.Context, service informerdv1.InformerServiceClient, hasShard, hasView bool) error {
 	if !hasShard && !hasView {
 		return nil
 	}
@@ -152,10 +153,14 @@ func require(ctx context.Context, service informerdv1.InformerServiceClient, has
 	if missing == "" {
 		return nil
 	}
+	version := resources.GetServer().GetVersion()
+	if version != "" {
+		version = " (version " + version + ")"
+	}
 	return &Error{
 		Code:    codes.Unimplemented,
 		Reason:  "NOT_IMPLEMENTED",
-		Message: "the server has no " + missing + ": update it, or request without",
+		Message: fmt.Sprintf("informerd at %s%s has no %s: update it, or request without", c.target.name, version, missing),
 	}
 }
 

@@ -14,8 +14,8 @@ type ResourceEventHandler[T any] interface {
 	// OnAdd is called for a new object. isInInitialList is true for the objects of the first list, and of the store when the
 	// handler was added.
 	OnAdd(obj *Object[T], isInInitialList bool)
-	// OnUpdate is called when the body or the labels of an object have changed; without bodies ([InformerOptions.MetadataOnly]),
-	// when its version has.
+	// OnUpdate is called when the body or the labels of an object have changed; of one without a body ([InformerOptions.MetadataOnly],
+	// or a [View] of a body that is no map), when its version has.
 	OnUpdate(oldObj, newObj *Object[T])
 	// OnDelete is called with the last known state of an object that was deleted or is no longer selected.
 	OnDelete(obj *Object[T], cause Cause)

@@ -239,6 +239,32 @@ func TestARunEndsWithItsContextAlsoWhileHandlersGetWhatWaits(t *testing.T) {
 	})
 }
 
+func TestARunReturnsAfterTheLastCall(t *testing.T) {
+	for _, givesUp := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, InformerOptions{})
+			f.recorder.before = func(string) { time.Sleep(time.Minute) }
+			stream := f.server.next()
+			stream.send(initial("a", "u1", "1", "1"), initial("b", "u2", "1", "1"), endOfList("10"))
+			expected := time.Minute
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			begin := time.Now()
+			if givesUp {
+				// What waits is handled, too.
+				expected = 2 * time.Minute
+				stream.end(failure(codes.PermissionDenied, "ACCESS_DENIED", 0).Err())
+			} else {
+				cancel()
+			}
+			err := f.informer.Run(ctx)
+			if took := time.Since(begin); took != expected || (err != nil) != givesUp {
+				t.Fatalf("%v after %v", err, took)
+			}
+		})
+	}
+}
+
 func TestReadAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, InformerOptions{})
@@ -495,6 +521,17 @@ func TestWithoutBodiesVersionsAreCompared(t *testing.T) {
 		gone.Object.Labels = nil
 		stream.send(gone)
 		f.expectNotes("-a= DELETED")
+		if deletion != last {
+			t.Fatalf("%+v, expected the last known state", deletion)
+		}
+		// Also from a source without uids.
+		stream.send(bare(added("14", "b", "", "14", "")))
+		f.expectNotes("+b=")
+		last = f.informer.cache.get(objectKey{name: "b"})
+		gone = bare(deleted("15", "b", "", "15", ""))
+		gone.Object.Labels = nil
+		stream.send(gone)
+		f.expectNotes("-b= DELETED")
 		if deletion != last {
 			t.Fatalf("%+v, expected the last known state", deletion)
 		}

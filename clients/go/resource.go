@@ -168,7 +168,7 @@ func (r Resource[T]) Get(ctx context.Context, namespace, name string, options Ge
 }
 
 func (r Resource[T]) require(ctx context.Context, shard *Shard, view *View) error {
-	if err := require(ctx, r.client.service, shard != nil, view != nil); err != nil {
+	if err := r.client.require(ctx, r.client.service, shard != nil, view != nil); err != nil {
 		return errorOf(ctx, err)
 	}
 	return nil

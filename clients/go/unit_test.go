@@ -349,12 +349,15 @@ func TestPlainCalls(t *testing.T) {
 
 		synctest.Wait()
 		server.unary = func(context.Context, any) (any, error) {
-			return &pb.ListResourcesResponse{Resources: []*pb.Resource{{Name: "things"}}}, nil
+			server := &pb.ServerInfo{Version: "0.1.0"}
+			return &pb.ListResourcesResponse{Resources: []*pb.Resource{{Name: "things"}}, Server: server}, nil
 		}
 		if resources, err := things.client.ListResources(t.Context()); err != nil || resources.Resources[0].Name != "things" {
 			t.Errorf("%v %v", resources, err)
 		}
-		if _, err := things.List(t.Context(), ListOptions{View: &View{Name: "@no-status"}}); !errors.As(err, &failed) || failed.Code != codes.Unimplemented {
+		missing := fmt.Sprintf("informerd at %s (version 0.1.0) has no views: update it, or request without", things.client.target.name)
+		_, err = things.List(t.Context(), ListOptions{View: &View{Name: "@no-status"}})
+		if !errors.As(err, &failed) || failed.Code != codes.Unimplemented || failed.Message != missing {
 			t.Errorf("%v", err)
 		}
 	})

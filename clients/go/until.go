@@ -62,6 +62,10 @@ func (r Resource[T]) Until(ctx context.Context, options UntilOptions, conditions
 	waiting := waiting[T]{conditions: conditions, notServed: map[objectKey]bool{}, isFirstList: true}
 	for isOver := false; ; {
 		for _, step := range steps.take() {
+			if ctx.Err() != nil {
+				// A condition may take longer than events need to come.
+				return nil, informer.health.waited(ctx, "conditions not met")
+			}
 			if met, err := waiting.test(step); met != nil || err != nil {
 				return met, err
 			}

@@ -116,6 +116,35 @@ func TestUntilGoesOnAfterAnExpiredVersion(t *testing.T) {
 	})
 }
 
+func TestUntilEndsWithItsContextAlsoWhileEventsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := newScriptedServer(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		tested, ended := 0, make(chan error, 1)
+		slow := func(event *UntilEvent[int]) (bool, error) {
+			time.Sleep(10 * time.Second)
+			tested++
+			return false, nil
+		}
+		begin := time.Now()
+		go func() {
+			_, err := NewResource[int](server.client(ClientOptions{}), "things").Until(ctx, UntilOptions{}, slow)
+			ended <- err
+		}()
+		stream := server.next()
+		stream.send(endOfList("10"))
+		for n := range 50 {
+			version := fmt.Sprint(11 + n)
+			stream.send(added(version, version, "u", version, "1"))
+		}
+		err := <-ended
+		if took := time.Since(begin); !errors.Is(err, context.DeadlineExceeded) || took > time.Minute {
+			t.Fatalf("%v after %v and %d tests", err, took, tested)
+		}
+	})
+}
+
 func TestUntilCountsWhatCanNoLongerBeServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		notServed := deleted("12", "a", "u1", "12", "1")

@@ -143,7 +143,7 @@ func (w *watch[T]) open(ctx context.Context, isListing bool) (informerdv1.Inform
 		w.conn = conn
 	}
 	service := informerdv1.NewInformerServiceClient(w.conn)
-	if err := require(ctx, service, w.request.Shard != nil, w.request.View != nil); err != nil {
+	if err := w.client.require(ctx, service, w.request.Shard != nil, w.request.View != nil); err != nil {
 		return nil, err
 	}
 	request := proto.CloneOf(w.request)

@@ -120,7 +120,7 @@ const CYCLE_DELTAS: usize = 64;
 const CYCLE_BYTES: usize = 64 << 10;
 /// Bound of queued commands; a further caller waits for a free slot.
 const COMMAND_QUEUE: usize = 1024;
-/// Interval of the search for groups without readers, events past their age, and a source that has turned stale.
+/// Interval of the search for blocks without readers, events past their age, and a source that has turned stale.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 // === impl Informer ===

@@ -52,25 +52,18 @@ pub(super) async fn resolved<F: OfResource>(
         Err(failure) if matches!(failure.exit_code, NOT_FOUND | NOT_ALLOWED) => failure,
         ended => return ended,
     };
-    let Some(flags) = renamed(flags).await else { return Err(failure) };
+    let renamed = named(flags).await.filter(|found| found.resource() != flags.resource());
+    let Some(flags) = renamed else { return Err(failure) };
     command(&flags).await
 }
 
-/// Runs a command that leaves something behind when it fails: the names are found first.
-pub(super) async fn resolved_first<F: OfResource>(
-    flags: &F,
-    command: impl AsyncFn(&F) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    command(renamed(flags).await.as_ref().unwrap_or(flags)).await
-}
-
-/// Returns the flags with the names of resources in place of other names; `None` if there are none, or the server does not answer.
-async fn renamed<F: OfResource>(flags: &F) -> Option<F> {
+/// Returns the flags with the names of resources in place of other names, for commands that leave something behind when they fail;
+/// `None` if the server does not answer.
+pub(super) async fn named<F: OfResource>(flags: &F) -> Option<F> {
     let names = async { flags.server().connect().await.ok()?.resources().await.ok() };
     let resources = timeout(NAMES_TIMEOUT, names).await.ok().flatten()?;
     let found = flags.resource().split(',').map(|name| find(&resources, name).unwrap_or(name));
-    let found = found.collect::<Vec<_>>().join(",");
-    (found != flags.resource()).then(|| flags.with_resource(found))
+    Some(flags.with_resource(found.collect::<Vec<_>>().join(",")))
 }
 
 /// Returns the only resource with this other name, unless one has it as its name.

@@ -1,6 +1,6 @@
 //! `informerd describe`: everything about a resource, or about one object.
 
-use std::time::SystemTime;
+use std::{cell::Cell, time::SystemTime};
 
 use clap::Args;
 
@@ -63,7 +63,7 @@ async fn describe(flags: &DescribeFlags) -> Result<(), Failure> {
     let client = server.connect().await?;
     let lines = if let Some(name) = name {
         let query = Query { format: pb::PayloadFormat::Raw, ..Query::of(resource) };
-        let finder = Finder { client: client.clone(), resource, query, server };
+        let finder = Finder { client: client.clone(), resource, query, server, is_noted: Cell::default() };
         let object = finder.find(name, namespace.as_deref()).await?;
         of_object(&object)
     } else {

@@ -1,6 +1,6 @@
 //! `informerd explain`: the reason why a watch has an object, or not.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, cell, collections::BTreeMap};
 
 use anstyle::Style;
 use clap::Args;
@@ -74,7 +74,7 @@ async fn explain(flags: &ExplainFlags) -> Result<(), Failure> {
     let mut explained = client.explain(request(namespace, name)).await?;
     if explained.object.is_none() && explained.problem.is_none() && !key.contains('/') {
         let query = Query { format: pb::PayloadFormat::Metadata, ..Query::of(resource) };
-        let finder = Finder { client: client.clone(), resource, query, server };
+        let finder = Finder { client: client.clone(), resource, query, server, is_noted: cell::Cell::default() };
         match finder.find(key, None).await {
             Ok(pb::Object { namespace, name, .. }) => explained = client.explain(request(&namespace, &name)).await?,
             Err(LookupError::Name(failure)) if failure.exit_code != NOT_FOUND => return Err(failure),

@@ -1,5 +1,7 @@
 //! `informerd get`: objects by name, in any namespace.
 
+use std::cell::Cell;
+
 use clap::Args;
 
 use super::{
@@ -104,6 +106,8 @@ pub(super) struct Finder<'a> {
     /// Form of the objects.
     pub(super) query: Query,
     pub(super) server: &'a ServerFlags,
+    /// True after the note that answers are limited to some namespaces.
+    pub(super) is_noted: Cell<bool>,
 }
 
 pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
@@ -131,7 +135,7 @@ async fn get(flags: &GetFlags) -> Result<(), Failure> {
     let client = server.connect().await?;
     let query = Query { view: objects.selection.view.view(), format: pb::PayloadFormat::Raw, ..Query::of(resource) };
     let query = objects.for_output(query, false);
-    let finder = Finder { client, resource, query, server };
+    let finder = Finder { client, resource, query, server, is_noted: Cell::default() };
     if let [name] = names.as_slice() {
         let object = finder.find(name, selection.namespace()).await?;
         if *raw {
@@ -222,7 +226,9 @@ impl Finder<'_> {
     async fn look_up(&self, name: &str) -> Result<pb::Object, LookupError> {
         let query = Query { name: Some(name.to_owned()), ..self.query.clone() };
         let listed = self.client.list(&query).await?;
-        self.server.note_limited(self.resource, &listed.namespaces);
+        if !self.is_noted.replace(!listed.namespaces.is_empty()) {
+            self.server.note_limited(self.resource, &listed.namespaces);
+        }
         let found = one_of(self.resource, name, listed.objects).map_err(LookupError::Name)?;
         self.note_stale(listed.source, listed.source_seen_at);
         Ok(found)

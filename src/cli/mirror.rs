@@ -1,14 +1,17 @@
 //! `informerd mirror`: a directory with a file for each object of a resource.
 
-use std::{fmt::Display, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt::Display, future::pending, net::SocketAddr, ops::ControlFlow, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::Args;
-use tokio::{net::TcpListener, time::timeout};
+use tokio::{
+    net::TcpListener,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::{
-    alias::of_resource,
+    alias::{named, of_resource},
     client_flags::{ChangedFlag, SelectionFlags, ServerFlags},
     failure::{FAILED, Failure},
     signals::Signals,
@@ -16,7 +19,7 @@ use super::{
 use crate::{
     client::Query,
     config::parse_duration,
-    mirror::{Layout, Mirror, MirrorConfig, Notes, OpenError},
+    mirror::{Layout, MARKER, Mirror, MirrorConfig, Notes, OpenError},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -69,10 +72,36 @@ pub(super) struct MirrorFlags {
 
 of_resource!(MirrorFlags, server);
 
+impl MirrorFlags {
+    /// Returns the end by a signal: what --once is for is lost with this process.
+    fn interrupted(&self, exit_code: u8) -> Result<(), Failure> {
+        if self.once { Err(Failure { message: None, exit_code }) } else { Ok(()) }
+    }
+}
+
 /// Time for the server to refuse the request at the start.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
+/// Time after which a server that has not answered is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The directory has the name of the resource, so it is found first. A server that does not answer is waited for: later, it may have
+/// the name as another name of a resource.
 pub(super) async fn run(flags: &MirrorFlags) -> Result<(), Failure> {
+    let mut signals = Signals::new()?;
+    loop {
+        let found = tokio::select! {
+            found = named(flags) => found,
+            exit_code = signals.next() => return flags.interrupted(exit_code),
+        };
+        if mirror(found.as_ref().unwrap_or(flags), found.is_some(), &mut signals).await?.is_break() {
+            return Ok(());
+        }
+    }
+}
+
+/// Mirrors. Continues if the server has said that the resource has another name.
+async fn mirror(flags: &MirrorFlags, is_named: bool, signals: &mut Signals) -> Result<ControlFlow<()>, Failure> {
     let MirrorFlags { resource, directory, once, resync, replace, keys, then, health, selection, changed, server } =
         flags;
     let query = changed.applied_to(selection.query(resource)?);
@@ -80,7 +109,6 @@ pub(super) async fn run(flags: &MirrorFlags) -> Result<(), Failure> {
         let server = server.clone();
         Arc::new(move |note: &dyn Display| server.note(note))
     };
-    let mut signals = Signals::new()?;
     let (address, tls) = server.upstream()?;
     let mirror = Mirror::open(MirrorConfig {
         address,
@@ -95,28 +123,67 @@ pub(super) async fn run(flags: &MirrorFlags) -> Result<(), Failure> {
         health: listen(*health, &notes).await?,
         notes,
     });
-    let mirror = mirror.map_err(|error| match error {
-        OpenError::Io { .. } => Failure::new(FAILED, error.to_string()),
-        OpenError::InUse { .. } | OpenError::Foreign { .. } => Failure::usage(error.to_string()),
-    })?;
-    // What --once is for is lost with this process.
-    let interrupted = |exit_code| if *once { Err(Failure { message: None, exit_code }) } else { Ok(()) };
+    let mirror = match mirror {
+        Ok(mirror) => mirror,
+        Err(OpenError::Foreign { path, .. }) if !is_named && directory.join(MARKER).exists() => {
+            let note = "is the mirror of another name, perhaps of the same resource: waiting for the server to tell";
+            server.note(&format_args!("# {resource}: {path} {note}"));
+            return tokio::select! {
+                () = answered(flags) => Ok(ControlFlow::Continue(())),
+                exit_code = signals.next() => flags.interrupted(exit_code).map(ControlFlow::Break),
+            };
+        }
+        Err(error @ OpenError::Io { .. }) => return Err(Failure::new(FAILED, error.to_string())),
+        Err(error @ (OpenError::InUse { .. } | OpenError::Foreign { .. })) => {
+            return Err(Failure::usage(error.to_string()));
+        }
+    };
     tokio::select! {
         checked = check(server, &query) => checked?,
-        exit_code = signals.next() => return interrupted(exit_code),
+        exit_code = signals.next() => return flags.interrupted(exit_code).map(ControlFlow::Break),
     }
     let stop = CancellationToken::new();
     let running = mirror.run(stop.clone());
     tokio::pin!(running);
     let exit_code = tokio::select! {
-        () = &mut running => return Ok(()),
+        _ = &mut running => return Ok(ControlFlow::Break(())),
         exit_code = signals.next() => exit_code,
+        () = renamed(flags), if !is_named => {
+            stop.cancel();
+            running.await;
+            return Ok(ControlFlow::Continue(()));
+        }
     };
     stop.cancel();
     tokio::select! {
-        () = running => interrupted(exit_code),
+        has_settled = running => {
+            let ended = if has_settled { Ok(()) } else { flags.interrupted(exit_code) };
+            ended.map(ControlFlow::Break)
+        }
         // A command may take long.
         exit_code = signals.next() => Err(Failure { message: None, exit_code }),
+    }
+}
+
+/// Waits until the server answers; returns the flags with the name of the resource.
+async fn answer(flags: &MirrorFlags) -> MirrorFlags {
+    loop {
+        sleep(ASK_AGAIN).await;
+        if let Some(found) = named(flags).await {
+            return found;
+        }
+    }
+}
+
+/// Waits until the server answers.
+async fn answered(flags: &MirrorFlags) {
+    drop(answer(flags).await);
+}
+
+/// Waits until the server answers that the resource has another name.
+async fn renamed(flags: &MirrorFlags) {
+    if answer(flags).await.resource == flags.resource {
+        pending().await
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    alias::of_resource,
+    alias::{self, of_resource},
     client_flags::{ChangedFlag, SelectionFlags, ServerFlags},
     failure::{FAILED, Failure},
     reader::Reader,
@@ -73,8 +73,14 @@ struct Output<'a> {
 const MAX_LINES_BYTES: usize = 64 << 10;
 
 pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
-    let RecordFlags { resource, name, selection, changed, server, .. } = flags;
     let mut output = Output::new(flags)?;
+    let (mut signals, reader) = (Signals::of_writer()?, Reader::new());
+    // A record that fails leaves a line.
+    let named = tokio::select! {
+        named = alias::named(flags) => named,
+        _ = signals.next() => return Ok(()),
+    };
+    let RecordFlags { resource, name, selection, changed, server, .. } = named.as_ref().unwrap_or(flags);
     let options = WatchOptions {
         // An object that vanished is deleted with its last body.
         keep_objects: true,
@@ -83,7 +89,6 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
     };
     let query = changed.applied_to(selection.query_of_name(resource, name.as_deref())?);
     let mut watch = server.connect_lazy()?.watch(&query, &options);
-    let (mut signals, reader) = (Signals::of_writer()?, Reader::new());
     let (mut encoder, mut notes) = (WatchEventEncoder::new(), WatchNotes::default());
     // What is not written yet, and the notes that follow it.
     let (mut lines, mut texts) = (Vec::new(), Vec::new());

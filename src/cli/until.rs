@@ -80,6 +80,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
         }
         Err(error) => return Err(error.into()),
     };
+    server.note_limited(resource, &event.namespaces);
     server.note(&format_args!("# met: {}", describe(&event)));
     match event.object {
         Some(object) => Ok(write_one(object, stdout(), &objects.options())?),

@@ -29,6 +29,8 @@ pub struct UntilEvent {
     pub count: u64,
     /// Version of the state that has the event.
     pub resource_version: String,
+    /// Namespaces that the selection is limited to, because the caller may read no others; empty if it is not.
+    pub namespaces: Vec<String>,
 }
 
 /// Conditions of a wait, and the state that they refer to besides an event.
@@ -40,6 +42,8 @@ struct Waiting<C> {
     /// Events of a list that is not complete.
     listed: Vec<UntilEvent>,
     is_synced: bool,
+    /// Namespaces of the last bookmark.
+    namespaces: Vec<String>,
 }
 
 // === impl UntilOptions ===
@@ -93,17 +97,25 @@ impl Client {
         // The last state of an object whose deletion a list shows.
         let options = WatchOptions { backoff, keep_objects: true, ..WatchOptions::default() };
         let mut watch = self.watch(query, &options);
-        let mut waiting =
-            Waiting { conditions, count: 0, not_served: HashSet::new(), listed: Vec::new(), is_synced: false };
+        let mut waiting = Waiting {
+            conditions,
+            count: 0,
+            not_served: HashSet::new(),
+            listed: Vec::new(),
+            is_synced: false,
+            namespaces: Vec::new(),
+        };
         while let Some(update) = watch.next().await {
             let update = update?;
-            if let Update::Synced(_) | Update::Bookmark(_) = update {
+            if let Update::Synced(progress) | Update::Bookmark(progress) = &update {
                 *last = None;
+                waiting.namespaces.clone_from(&progress.namespaces);
             }
             let met = match update {
                 Update::Event { event_type, cause, object, resource_version } => {
-                    let event = UntilEvent { event_type, cause, object: Some(object), count: 0, resource_version };
-                    waiting.event(event)
+                    let object = Some(object);
+                    let namespaces = Vec::new();
+                    waiting.event(UntilEvent { event_type, cause, object, count: 0, resource_version, namespaces })
                 }
                 Update::Synced(progress) => waiting.listed(&progress.resource_version),
                 Update::Note(Note::Reconnecting { error, .. }) => {
@@ -157,6 +169,7 @@ impl<C: Fn(&UntilEvent) -> bool> Waiting<C> {
             object: None,
             count: 0,
             resource_version: version.to_owned(),
+            namespaces: Vec::new(),
         };
         if is_first { self.meets(synced) } else { None }
     }
@@ -180,7 +193,7 @@ impl<C: Fn(&UntilEvent) -> bool> Waiting<C> {
     }
 
     fn meets(&mut self, event: UntilEvent) -> Option<UntilEvent> {
-        let event = UntilEvent { count: self.count, ..event };
+        let event = UntilEvent { count: self.count, namespaces: self.namespaces.clone(), ..event };
         let Ok(is_met) = self.conditions.see(|condition| Ok::<_, std::convert::Infallible>(condition(&event)));
         is_met.then_some(event)
     }

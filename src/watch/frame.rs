@@ -48,8 +48,7 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
 /// Consecutive slices: a single one if they were published together.
 pub type Frames<F> = SmallVec<[F; 1]>;
 
-/// One event, as it is encoded for one group of watchers: for a watcher that has received every event of the group before
-/// it.
+/// One event, as it is encoded for all readers with one selection and format: for one that has received every event before it.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupEvent<'a> {
     /// ADDED, MODIFIED or DELETED.

@@ -1,8 +1,8 @@
-//! Routing of a change to the groups that it may concern, without evaluating every group.
+//! Routing of a change to the readers that it may concern, without evaluating the selection of each.
 //!
-//! A group whose selection has a name, values of an index, of a field or of a label, a shard, or namespaces is stored under
-//! the most selective of them. A change is looked up by the values of its old and its new state. All other groups see every
-//! change. A route is only a coarse filter: the selection itself decides.
+//! A reader whose selection has a name, values of an index, of a field or of a label, a shard, or namespaces is stored under
+//! the most selective of them. A change is looked up by the values of its old and its new state. All other readers see
+//! every change. A route is only a coarse filter: the selection itself decides.
 //!
 //! Shards are stored by blocks of hashes, a segment tree: block 1 has all hashes, and the halves of block n are the blocks 2n
 //! and 2n + 1. A range is stored under the fewest blocks that have it, and a hash is in one block of each size. So both cost the

@@ -283,6 +283,21 @@ fn a_mirror_that_ends_before_its_only_state_is_complete_has_failed() {
 }
 
 #[test]
+fn a_signal_after_the_only_state_is_complete_is_no_failure() {
+    let mut rig = Rig::new();
+    rig.write("1.json", &pod("shop", "web", "1"));
+    rig.serve();
+    // The command begins when the directory is complete, and ends at a file.
+    let go = rig.copies.path().join("go");
+    let then = format!("echo begun >&2; until [ -e '{}' ]; do sleep 0.01; done", go.display());
+    let mut mirror = rig.mirror("pods", &["--once", "--then", &then]);
+    mirror.note("begun");
+    signal(&mirror.child, "-TERM");
+    fs::write(go, "").unwrap();
+    assert_eq!(mirror.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn mistakes_in_the_command_line_are_errors() {
     let mut rig = Rig::new();
     rig.write("1.json", &pod("shop", "web", "1"));

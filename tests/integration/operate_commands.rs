@@ -225,6 +225,11 @@ fn an_answer_that_is_limited_to_namespaces_has_a_note() {
         let (code, out, err) = limited.run(arguments);
         assert_eq!((code, out.as_str(), err.as_str()), (0, expected, note), "{arguments:?}");
     }
+    // b/db exists, and nobody has deleted it.
+    let (code, _, err) = limited.run(&["until", "pods", "db", "--for", "delete"]);
+    assert!(code == 0 && err.starts_with(&format!("{note}# met: by the current objects at ")), "{err}");
+    let (code, out, err) = limited.run(&["get", "pods", "web", "web", "-o", "name"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "a/web\na/web\n", note), "once");
     let (code, _, err) = limited.run(&["get", "pods", "db"]);
     assert_eq!((code, err), (3, format!("{note}error: pods \"db\" not found in any namespace\n")));
     let (_, _, err) = limited.run(&["list", "pods", "-n", "a", "-o", "name"]);
@@ -375,6 +380,61 @@ async fn every_command_has_the_other_names_of_a_resource() {
         assert!(code == Some(5) && err.contains("no right to pods"), "{arguments:?}: {err}");
         // What a record ends with is a line.
         assert!(!out.contains("not found"), "{arguments:?}: {out}");
+    }
+}
+
+#[tokio::test]
+async fn a_mirror_that_starts_before_its_server_has_the_other_names_of_a_resource() {
+    let copy = TempDir::new().unwrap();
+    let copy = copy.path().join("copy");
+    fs::create_dir(&copy).unwrap();
+    // An earlier one has made it.
+    fs::write(copy.join(".informerd-mirror"), "informerd mirror of \"pods\"\n").unwrap();
+    for (files, flags) in [(&[][..], &[][..]), (&["web.json"], &[]), (&["web.json"], &["--replace"])] {
+        for file in files {
+            fs::write(copy.join(file), "{}").unwrap();
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let to = address.to_string();
+        let arguments = ["mirror", "po", copy.to_str().unwrap(), "--server", &*to];
+        let mut child = informerd(&[&arguments[..], flags].concat()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut notes = BufReader::new(child.stderr.take().unwrap());
+        let mut note = String::new();
+        notes.read_line(&mut note).unwrap();
+        assert!(note.contains("Connection refused") || note.contains("waiting for the server to tell"), "{note}");
+        let listener = TcpListener::bind(address).await.unwrap();
+        let server = tonic::transport::Server::builder().add_service(InformerServiceServer::new(Scripted));
+        let serving = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let ending = tokio::task::spawn_blocking(move || {
+            let mut notes_until_its_end = String::new();
+            notes.read_to_string(&mut notes_until_its_end).unwrap();
+            (child.wait().unwrap().code(), notes_until_its_end)
+        });
+        let (code, notes) = tokio::time::timeout(DEADLINE, ending).await.expect("it has the name").unwrap();
+        serving.abort();
+        // Of `po` it would be another one, which is repeated.
+        assert!(code == Some(5) && notes.contains("no right to pods"), "{flags:?}: {notes}");
+        assert!(files.iter().all(|file| copy.join(file).exists()));
+    }
+}
+
+#[tokio::test]
+async fn a_signal_before_the_server_has_answered_is_a_good_end() {
+    let copy = TempDir::new().unwrap();
+    let copy = copy.path().join("copy");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    for (arguments, expected) in [
+        (&["record", "pods"][..], 0),
+        (&["mirror", "pods", copy.to_str().unwrap()], 0),
+        (&["mirror", "pods", copy.to_str().unwrap(), "--once"], 143),
+    ] {
+        let mut child = informerd(&[arguments, &["--server", &address]].concat()).spawn().unwrap();
+        let _silent = tokio::time::timeout(DEADLINE, listener.accept()).await.expect("it connects").unwrap();
+        signal(&child, "-TERM");
+        assert_eq!(child.wait().unwrap().code(), Some(expected), "{arguments:?}");
     }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from concurrent import futures
 from types import TracebackType
@@ -41,15 +42,21 @@ class Scripted:
     """The server. `stream` waits for the next Watch."""
 
     capabilities: tuple[str, ...] = ("shards", "views")
+    # Cleared, the answers of ListResources wait.
+    answers: threading.Event
+    # An answer without a message, as of something between.
+    answers_nothing = False
 
     def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
         self._streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self._open: list[Stream] = []
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=16))
         handler = grpc.unary_stream_rpc_method_handler(
             self._watch, pb.WatchRequest.FromString, pb.WatchResponse.SerializeToString
         )
-        resources = grpc.unary_unary_rpc_method_handler(
+        resources = grpc.unary_stream_rpc_method_handler(
             self._resources, pb.ListResourcesRequest.FromString, pb.ListResourcesResponse.SerializeToString
         )
         handlers: dict[str, Any] = {"Watch": handler, "ListResources": resources}
@@ -71,8 +78,10 @@ class Scripted:
                 context.abort(code, step.message)
             yield step
 
-    def _resources(self, _: pb.ListResourcesRequest, __: grpc.ServicerContext) -> pb.ListResourcesResponse:
-        return pb.ListResourcesResponse(server=pb.ServerInfo(version="0.1.0", capabilities=self.capabilities))
+    def _resources(self, _: pb.ListResourcesRequest, __: grpc.ServicerContext) -> Iterator[pb.ListResourcesResponse]:
+        self.answers.wait(20)
+        if not self.answers_nothing:
+            yield pb.ListResourcesResponse(server=pb.ServerInfo(version="0.1.0", capabilities=self.capabilities))
 
     def stream(self) -> Stream:
         return self._streams.get(timeout=20)

@@ -8,7 +8,20 @@ import grpc
 import pytest
 from messages import added, batch, bookmark, deleted, dropped, end, error, initial, modified, obj, status
 
-from informerd import ContractError, Error, IndexerError, Object, Options, Policy, Selection, Shard, State, View
+from informerd import (
+    ContractError,
+    Error,
+    Index,
+    IndexerError,
+    Object,
+    Options,
+    Policy,
+    Selection,
+    Shard,
+    State,
+    View,
+    _calls,
+)
 from informerd._core import Core, Ending, Next
 from informerd._errors import error_of_status
 from informerd.v1 import informerd_pb2 as pb
@@ -496,3 +509,14 @@ def test_bodies() -> None:
     assert Object("", "a").body is None
     with pytest.raises(ValueError, match="Expecting value"):
         Object("", "a", raw=b"nope").body  # noqa: B018
+
+
+def test_plain_calls_select_as_informers_do() -> None:
+    selection = Selection("shop", name="a,b=\\c", field_selector="spec.x=1")
+    listed = _calls.list_request("things", selection, None, "", 0, "")
+    assert listed.field_selector == r"spec.x=1,metadata.name=a\,b\=\\c"
+    found = _calls.by_index_request("things", "app", "web", None, Selection(name="web"), None, "", 0, "")
+    assert found.field_selector == "metadata.name=web"
+    index = Selection(index=Index("node", ["n1"]))
+    with pytest.raises(ValueError, match="by_index has an index already"):
+        _calls.by_index_request("things", "app", "web", None, index, None, "", 0, "")

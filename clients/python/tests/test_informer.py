@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,46 @@ def test_a_server_that_would_ignore_a_part_of_the_request(
         stream.send(status(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
         with pytest.raises(Error) as caught:
             informer.read_after("11", 10)
+        assert caught.value.reason == "NOT_IMPLEMENTED"
+
+
+def test_a_server_that_is_silent_before_the_watch(form: Any, server: Scripted) -> None:
+    server.answers.clear()
+    case = Case(form, server.address, view=View(fields=["spec"]), options=replace(FAST, first_message_timeout=0.3))
+    with case.informer as informer:
+        silent = "Error: the server sent no message in time: reconnecting (UNAVAILABLE)"
+        case.log.wait_for(silent)
+        # And before the next one, whose deadline is another one.
+        case.log.calls.clear()
+        case.log.wait_for(silent)
+        server.answers.set()
+        server.stream().send(end("10"))
+        informer.wait_synced(10)
+
+
+def test_a_stream_that_begins_while_the_informer_stops_ends(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    informer = informerd.Informer(server.address, "things", options=Options())
+    open_stream = informer._core.open_stream
+
+    def stopping(now: float) -> Any:
+        # As `stop`, which finds no call to cancel.
+        informer._stopping = True
+        return open_stream(now)
+
+    monkeypatch.setattr(informer._core, "open_stream", stopping)
+    informer.start()
+    try:
+        informer._threads[0].join(10)
+        assert not informer._threads[0].is_alive()
+    finally:
+        informer.stop()
+
+
+def test_an_answer_without_the_capabilities_has_none(server: Scripted) -> None:
+    server.answers_nothing = True
+    with informerd.Informer(server.address, "things", view=View(fields=["spec"]), options=FAST) as informer:
+        with pytest.raises(Error) as caught:
+            informer.wait_synced(10)
         assert caught.value.reason == "NOT_IMPLEMENTED"
 
 

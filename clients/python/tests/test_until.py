@@ -277,3 +277,39 @@ def test_a_wait_ends_at_its_timeout_also_while_events_wait(server: Scripted, mon
         feeding.shutdown()
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert [event.type for event in tested] == ["ADDED", "SYNCED"]
+
+
+def test_the_check_of_the_server_and_the_call_have_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, timeouts = [0.0], []
+
+    def check(_: object, timeout: float, metadata: object) -> pb.ListResourcesResponse:
+        now[0] = 20.0
+        return pb.ListResourcesResponse(server=pb.ServerInfo(capabilities=["views"]))
+
+    def listed(_: object, timeout: float, metadata: object) -> list[pb.ListResponse]:
+        timeouts.append(timeout)
+        return [pb.ListResponse(resource_version="1")]
+
+    def got(_: object, timeout: float, metadata: object) -> pb.GetResponse:
+        timeouts.append(timeout)
+        return pb.GetResponse(object=obj("a"))
+
+    class Channel:
+        def unary_unary(self, method: str, *_: object) -> Any:
+            return check if method.endswith("ListResources") else got
+
+        def unary_stream(self, *_: object) -> Any:
+            return listed
+
+    class Clock:
+        def monotonic(self) -> float:
+            return now[0]
+
+    monkeypatch.setattr(informerd._client, "time", Clock())
+    with informerd.Client("127.0.0.1:1") as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "_channel", Channel())
+            client.list("things", view=View(fields=["spec"]), timeout=30)
+            now[0] = 0.0
+            client.get("things", "a", view=View(fields=["spec"]), timeout=30)
+    assert timeouts == [10.0, 10.0]

@@ -1,4 +1,5 @@
 /** The plain calls: one request, one answer. */
+import { setMaxListeners } from "node:events";
 import type { ClientReadableStream, Metadata, ServiceError } from "@grpc/grpc-js";
 import { type ConnectionOptions, Endpoint } from "./connection.js";
 import { InformerdError } from "./core/errors.js";
@@ -107,6 +108,8 @@ export class Client {
 
   /** Throws if the options are invalid or a file cannot be read. */
   constructor(options: ConnectionOptions & { requestTimeoutMs?: number }) {
+    // Each open call and wait listens.
+    setMaxListeners(0, this.#closed.signal);
     this.#connection = options;
     this.#endpoint = new Endpoint(options);
     this.#client = this.#endpoint.client();
@@ -122,7 +125,7 @@ export class Client {
     const request = { ...ListRequest.create(), ...toReadSelection(selection), ...toRead(options), resource };
     request.index = selection.index;
     const call = await this.#begin(request, options);
-    return this.#objects(this.#client.list(request, ...call), options);
+    return this.#objects(() => this.#client.list(request, ...call), options);
   }
 
   /** Returns the objects under a value of an index of the server, or with `like` those that share a value with that object. */
@@ -138,7 +141,7 @@ export class Client {
     if (typeof value === "string") request.value = value;
     else request.like = { namespace: "", ...value.like };
     const call = await this.#begin(request, options);
-    return this.#objects(this.#client.byIndex(request, ...call), options);
+    return this.#objects(() => this.#client.byIndex(request, ...call), options);
   }
 
   /** Returns one object; rejects with NOT_FOUND / OBJECT_NOT_FOUND if there is none. */
@@ -257,37 +260,60 @@ export class Client {
 
   #unary<Q, A>(method: Unary<Q, A>, request: Q, options: CallOptions, call = this.#call(options)): Promise<A> {
     return new Promise((resolve, reject) => {
-      const open = method.call(this.#client, request, ...call, (error, answer) => {
-        options.signal?.removeEventListener("abort", aborted);
-        if (options.signal?.aborted) reject(options.signal.reason);
-        else if (error) reject(this.#endpoint.error(error));
-        else resolve(answer);
-      });
-      const aborted = () => open.cancel();
-      options.signal?.addEventListener("abort", aborted);
+      let settled = () => {};
+      try {
+        const open = method.call(this.#client, request, ...call, (error, answer) => {
+          settled();
+          if (error || options.signal?.aborted) reject(this.#failure(error, options));
+          else resolve(answer);
+        });
+        settled = this.#cancelling(open, options);
+      } catch (error) {
+        reject(this.#failure(error, options));
+      }
     });
   }
 
   /** Reads a stream of chunks to its end. */
-  async #objects<T>(call: ClientReadableStream<ListResponse | ByIndexResponse>, options: ReadOptions<T>): Promise<ObjectList<T>> {
-    const { signal } = options;
-    const aborted = () => call.cancel();
-    signal?.addEventListener("abort", aborted);
+  async #objects<T>(
+    open: () => ClientReadableStream<ListResponse | ByIndexResponse>,
+    options: ReadOptions<T>,
+  ): Promise<ObjectList<T>> {
+    let settled = () => {};
     let list: ObjectList<T> | undefined;
     try {
+      const call = open();
+      settled = this.#cancelling(call, options);
       for await (const chunk of call as AsyncIterable<ListResponse>) {
         list ??= { ...snapshotOf(chunk), objects: [], nextPageToken: "", namespaces: chunk.namespaces };
         for (const object of chunk.objects) list.objects.push(toObject(object, options));
         list.nextPageToken = chunk.nextPageToken;
       }
     } catch (error) {
-      signal?.throwIfAborted();
-      throw this.#endpoint.error(error);
+      throw this.#failure(error, options);
     } finally {
-      signal?.removeEventListener("abort", aborted);
+      settled();
     }
     if (!list) throw new InformerdError("invalid answer of the server: no chunk", { code: "INTERNAL" });
     return list;
+  }
+
+  /** Cancels a call at its signal and when the client is closed, also if that has happened before. Returns the end of this. */
+  #cancelling(call: { cancel(): void }, { signal }: CallOptions): () => void {
+    const cancel = () => call.cancel();
+    const signals = signal ? [signal, this.#closed.signal] : [this.#closed.signal];
+    for (const each of signals) each.addEventListener("abort", cancel);
+    if (signals.some(({ aborted }) => aborted)) cancel();
+    return () => {
+      for (const each of signals) each.removeEventListener("abort", cancel);
+    };
+  }
+
+  /** Returns what a failed call rejects with: the reason of its signal, or an error. */
+  #failure(error: unknown, { signal }: CallOptions): unknown {
+    if (signal?.aborted) return signal.reason;
+    if (this.#closed.signal.aborted) return new InformerdError("the client has been closed", { code: "CANCELLED" });
+    return this.#endpoint.error(error);
   }
 }
 

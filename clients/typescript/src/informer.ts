@@ -286,20 +286,22 @@ export class Informer<T = unknown> implements AsyncIterable<InformerEvent<T>> {
       attempt.cancel = () => call.cancel();
       this.#listen(call, (message) => input(() => this.#watch.message(now(), message)), ended);
     };
-    this.#checkServer(client)
+    this.#checkServer(client, attempt)
       .then(() => input(watch))
       .catch(ended);
   }
 
   /** Checks that the server has what the request needs. */
-  async #checkServer(client: InformerServiceClient): Promise<void> {
+  async #checkServer(client: InformerServiceClient, attempt: { cancel: () => void }): Promise<void> {
     if (!this.#request.shard && !this.#request.view) return;
     const server = await new Promise<ServerInfo | undefined>((resolve, reject) => {
       const deadline = Date.now() + this.#settings.requestTimeoutMs;
-      client.listResources(ListResourcesRequest.create(), this.#endpoint.metadata(), { deadline }, (error, response) => {
+      const metadata = this.#endpoint.metadata();
+      const call = client.listResources(ListResourcesRequest.create(), metadata, { deadline }, (error, response) => {
         if (error) reject(error);
         else resolve(response.server);
       });
+      attempt.cancel = () => call.cancel();
     });
     this.#endpoint.checkCapabilities(this.#request, server);
   }

@@ -1,13 +1,15 @@
 /** The informer over real connections, with scripted servers. */
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { once } from "node:events";
+import { getEventListeners, once } from "node:events";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { type AddressInfo, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, test } from "node:test";
 import { fileURLToPath } from "node:url";
+import { status } from "@grpc/grpc-js";
+import { Endpoint } from "../src/connection.js";
 import { ByIndexResponse, ListResponse, ServerInfo } from "../src/generated/informerd/v1/informerd.js";
 import {
   Client,
@@ -328,6 +330,8 @@ test("the token is read at every call, and never sent in the clear", async () =>
       (error: Error) => /cannot read credentials from ".*token": /.test(error.message) && !/sec|sss/.test(error.message),
     );
   }
+  writeFileSync(tokenFile, "s".repeat(8192));
+  informer(server.target, { tokenFile });
   writeFileSync(tokenFile, "one\n");
   assert.throws(() => informer("example.com:1", { tokenFile }), /tokenFile is refused for the plaintext target "example.com:1"/);
   const { watch } = await live(server, { tokenFile });
@@ -380,8 +384,42 @@ test("a server without shards or views is an error: it would ignore them", async
   }
   capabilities = ["shards", "views"];
   const started = followed({ selection, view });
-  (await server.watch()).send(end("1"));
+  const watch = (await server.watch()).send(end("1"));
   await started.waitSynced();
+  // The next server may be an older one.
+  capabilities = [];
+  watch.fail(status.UNAVAILABLE, "DRAINING");
+  await assert.rejects(started.readAfter("2"), { reason: "NOT_IMPLEMENTED" });
+});
+
+test("the check of the server and the call have one deadline", async () => {
+  const deadlines: number[] = [];
+  const server = await serve({
+    listResources: (_, callback) => callback(null, { resources: [], server: ServerInfo.create({ capabilities: ["views"] }) }),
+    list: (call) => {
+      deadlines.push(Number(call.getDeadline()));
+      call.write(ListResponse.create({ resourceVersion: "1" }));
+      call.end();
+    },
+  });
+  const client = new Client({ target: server.target });
+  cleanups.push(() => client.close());
+  const { checkCapabilities } = Endpoint.prototype;
+  const { now } = Date;
+  Endpoint.prototype.checkCapabilities = () => {
+    // The check has taken an hour, for what runs in this turn.
+    Date.now = () => now() + 3_600_000;
+    queueMicrotask(() => {
+      Date.now = now;
+    });
+  };
+  try {
+    await client.list("things", {}, { view: { fields: ["spec"] } });
+  } finally {
+    Endpoint.prototype.checkCapabilities = checkCapabilities;
+    Date.now = now;
+  }
+  assert.ok((deadlines[0] ?? Number.POSITIVE_INFINITY) < now() + 60_000, `${deadlines}`);
 });
 
 test("plain calls select as informers do", async () => {
@@ -417,9 +455,111 @@ test("plain calls have a deadline and a signal", async () => {
   cleanups.push(() => client.close());
   await assert.rejects(client.get("things", { name: "a" }), { code: "DEADLINE_EXCEEDED", reason: "" });
   await assert.rejects(client.list("things"), { code: "DEADLINE_EXCEEDED" });
-  const signal = AbortSignal.timeout(20);
-  await assert.rejects(client.get("things", { name: "a" }, { timeoutMs: 60_000, signal }), { name: "TimeoutError" });
-  await assert.rejects(client.list("things", {}, { timeoutMs: 60_000, signal }), { name: "TimeoutError" });
+  for (const call of [
+    (signal: AbortSignal) => client.get("things", { name: "a" }, { timeoutMs: 60_000, signal }),
+    (signal: AbortSignal) => client.list("things", {}, { timeoutMs: 60_000, signal }),
+  ]) {
+    const { signal } = new AbortController();
+    const own = AbortSignal.timeout(20);
+    await assert.rejects(call(own), { name: "TimeoutError" });
+    assert.equal(getEventListeners(own, "abort").length, 0);
+    await assert.rejects(client.get("things", { name: "a" }, { timeoutMs: 1, signal }), { code: "DEADLINE_EXCEEDED" });
+    assert.equal(getEventListeners(signal, "abort").length, 0);
+  }
+});
+
+test("the check of the server ends with the informer, and a plain call with its signal", { timeout: 10_000 }, async () => {
+  const calls: { cancelled: Promise<unknown> }[] = [];
+  let asked: (() => void) | undefined;
+  const server = await serve({
+    listResources: (call) => {
+      calls.push({ cancelled: once(call, "cancelled") });
+      asked?.();
+    },
+  });
+  const view = { fields: ["spec"] };
+  const isAsked = () => new Promise<void>((resolve) => (asked = resolve));
+  let asking = isAsked();
+  const started = informer(server.target, { view });
+  started.start();
+  await asking;
+  await started.stop();
+  await calls[0]?.cancelled;
+  const client = new Client({ target: server.target });
+  cleanups.push(() => client.close());
+  asking = isAsked();
+  const controller = new AbortController();
+  const listed = client.list("things", {}, { view, signal: controller.signal });
+  await asking;
+  controller.abort(new Error("enough"));
+  await assert.rejects(listed, /enough/);
+  await calls[1]?.cancelled;
+});
+
+test("a signal between the check of the server and the call ends the call", { timeout: 10_000 }, async () => {
+  const server = await serve({
+    listResources: (_, callback) => callback(null, { resources: [], server: ServerInfo.create({ capabilities: ["views"] }) }),
+    list: (call) => {
+      call.write(ListResponse.create({ resourceVersion: "1" }));
+      call.end();
+    },
+    get: () => {},
+  });
+  const client = new Client({ target: server.target });
+  cleanups.push(() => client.close());
+  const view = { fields: ["spec"] };
+  for (const call of [
+    (signal: AbortSignal) => client.list("things", {}, { view, signal }),
+    (signal: AbortSignal) => client.get("things", { name: "a" }, { view, signal }),
+  ]) {
+    const controller = new AbortController();
+    const { checkCapabilities } = Endpoint.prototype;
+    Endpoint.prototype.checkCapabilities = function (...args) {
+      controller.abort(new Error("enough"));
+      return checkCapabilities.apply(this, args);
+    };
+    try {
+      await assert.rejects(call(controller.signal), /enough/);
+    } finally {
+      Endpoint.prototype.checkCapabilities = checkCapabilities;
+    }
+  }
+});
+
+test("a client that is closed ends its calls with an InformerdError", { timeout: 20_000 }, async () => {
+  let asked: (() => void) | undefined;
+  const server = await serve({ list: () => asked?.(), get: () => asked?.() });
+  for (const call of [(client: Client) => client.list("things"), (client: Client) => client.get("things", { name: "a" })]) {
+    const client = new Client({ target: server.target, requestTimeoutMs: 3000 });
+    const asking = new Promise<void>((resolve) => (asked = resolve));
+    const called = call(client);
+    called.catch(() => {});
+    await asking;
+    client.close();
+    const closed = { name: "InformerdError", code: "CANCELLED", message: "the client has been closed" };
+    await assert.rejects(called, closed);
+    await assert.rejects(call(client), closed);
+  }
+});
+
+test("many calls of one client are no leak of listeners", async () => {
+  const warnings: Error[] = [];
+  const warned = (warning: Error) => warnings.push(warning);
+  process.on("warning", warned);
+  cleanups.push(() => process.off("warning", warned));
+  const server = await serve({ get: () => {} });
+  const client = new Client({ target: server.target });
+  const waits = Array.from({ length: 20 }, () => client.until("things", () => false));
+  const calls = Array.from({ length: 20 }, (_, n) => client.get("things", { name: `${n}` }));
+  client.close();
+  const ended = await Promise.allSettled([...waits, ...calls]);
+  assert.ok(ended.every((each) => each.status === "rejected" && each.reason.code === "CANCELLED"));
+  // Warnings are emitted in the next turn.
+  await new Promise(setImmediate);
+  assert.deepEqual(
+    warnings.filter(({ name }) => name === "MaxListenersExceededWarning"),
+    [],
+  );
 });
 
 /** Runs the driver until its standard input is closed, as soon as it has printed a line or `ready` holds. */

@@ -1,7 +1,7 @@
 //! Encoding of a `SubscribeResponse`: messages that were encoded for Watch, with the ids of the watches that they are for.
 //!
-//! Messages are not copied unless they are small: the response has their bytes by reference, as the group of a resource has
-//! encoded them for all its watches. Watches that have handed out the same bytes share a delivery.
+//! Messages are not copied unless they are small: the response has their bytes by reference, encoded once for all
+//! watches that select alike. Watches that have handed out the same bytes share a delivery.
 
 use std::collections::HashMap;
 

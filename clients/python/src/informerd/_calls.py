@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -127,8 +128,6 @@ def list_request(
     resource: str, selection: Selection | None, view: View | None, min_version: str, size: int, token: str
 ) -> pb.ListRequest:
     selection = selection or Selection()
-    if selection.name:
-        raise ValueError("a list selects no name: use get, or field_selector='metadata.name=…'")
     index = selection.index
     return pb.ListRequest(
         resource=resource,
@@ -151,8 +150,8 @@ def by_index_request(
     token: str,
 ) -> pb.ByIndexRequest:
     selection = selection or Selection()
-    if selection.name or selection.index:
-        raise ValueError("by_index selects no name and no second index")
+    if selection.index:
+        raise ValueError("by_index has an index already: leave out Selection.index, or use expression")
     return pb.ByIndexRequest(
         resource=resource,
         index=index,
@@ -179,13 +178,21 @@ def _common(selection: Selection, view: View | None, min_version: str) -> dict[s
     return {
         "namespace": selection.namespace,
         "label_selector": selection.label_selector,
-        "field_selector": selection.field_selector,
+        "field_selector": _field_selector(selection),
         "expression": selection.expression,
         "shard": selection.shard.message() if selection.shard else None,
         "view": view.message() if view else None,
         "format": pb.PAYLOAD_FORMAT_RAW,
         "min_resource_version": min_version,
     }
+
+
+def _field_selector(selection: Selection) -> str:
+    """Returns the field selector with a requirement for the name: these requests have no field for it."""
+    if not selection.name:
+        return selection.field_selector
+    name = "metadata.name=" + re.sub(r"[\\,=]", r"\\\g<0>", selection.name)
+    return f"{selection.field_selector},{name}" if selection.field_selector else name
 
 
 def list_result(chunks: Iterable[pb.ListResponse | pb.ByIndexResponse]) -> ListResult:

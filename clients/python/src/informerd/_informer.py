@@ -221,8 +221,9 @@ class Informer(BaseInformer[_Sink]):
         try:
             # Before each stream: an older server may have replaced the last one.
             if needed := _calls.needed(request):
-                for answer in self._begin(lambda: resources(pb.ListResourcesRequest(), metadata=metadata)):
-                    _calls.require(needed, answer, self._target)
+                answers = [*self._begin(lambda: resources(pb.ListResourcesRequest(), metadata=metadata))]
+                # A stream may have no message.
+                _calls.require(needed, answers[-1] if answers else pb.ListResourcesResponse(), self._target)
             for message in self._begin(lambda: method(request, metadata=metadata)):
                 if not self._receive(message) or self._stopping:
                     break

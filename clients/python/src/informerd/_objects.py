@@ -34,7 +34,7 @@ class Object:
     kind: str
     media_type: str
     raw: bytes | None
-    """The source's own bytes; None under metadata_only."""
+    """The source's own bytes; None without a body: under metadata_only, and where a view leaves it out."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Object:
 
     @property
     def body(self) -> Any:
-        """The parsed body if its media type is JSON, else its bytes; None under metadata_only.
+        """The parsed body if its media type is JSON, else its bytes; None without `raw`.
 
         JSON is parsed at the first use. Raises ValueError for a body that is not the JSON that its media type promises.
         """

@@ -57,7 +57,6 @@ class Selection:
 
     namespace: str = ""
     name: str = ""
-    """Not for list and by_index."""
     label_selector: str = ""
     """As in Kubernetes: ``app=web,tier in (a,b),!canary``."""
     field_selector: str = ""

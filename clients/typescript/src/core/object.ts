@@ -24,7 +24,7 @@ export class InformerObject<T> {
   readonly kind: string;
   /** Media type of the body, for example "application/json". */
   readonly mediaType: string;
-  /** The source's own body: text for JSON, bytes for other media types, undefined under METADATA. */
+  /** The source's own body: text for JSON, bytes for other media types, undefined without one: under METADATA, and where a view leaves it out. */
   readonly raw: string | Uint8Array | undefined;
 
   readonly #parse: BodyParser<T>;
@@ -47,7 +47,7 @@ export class InformerObject<T> {
 
   /**
    * The body: parsed JSON (integers above 2^53 are rounded, as by JSON.parse; `raw` has them exactly), bytes when the media type
-   * is not JSON, undefined under METADATA. Throws when the body is not valid.
+   * is not JSON, undefined without `raw`. Throws when the body is not valid.
    */
   get body(): T {
     if (!this.#isParsed) {

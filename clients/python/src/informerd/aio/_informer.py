@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -19,6 +20,8 @@ from informerd._core import Next
 from informerd._errors import Error, error_of_rpc
 from informerd._objects import Cause, Event, Object
 from informerd.v1 import informerd_pb2 as pb
+
+Call = TypeVar("Call", bound=grpc.aio.Call)
 
 EVENTS_IN_A_ROW = 100
 """Calls of handlers that await nothing, after which other tasks get their turn."""
@@ -225,38 +228,40 @@ class Informer(BaseInformer[_Sink]):
         )
         metadata = self._target.metadata()
         with self._lock:
-            request, deadline = self._core.open_stream(now()), self._core.deadline
-        # Before each stream: an older server may have replaced the last one.
-        if needed := _calls.needed(request):
-            timeout = None if deadline is None else deadline - now()
-            try:
-                answer = await resources(pb.ListResourcesRequest(), timeout=timeout, metadata=metadata)
-                _calls.require(needed, answer, self._target)
-            except grpc.RpcError as problem:
-                return self._close(error_of_rpc(problem))
-            except Error as problem:
-                return self._close(problem)
-        call = method(request, metadata=metadata)
-        supervisor = asyncio.create_task(self._supervise(call), name="informerd-deadline")
+            request = self._core.open_stream(now())
         error: Error | None = None
         try:
-            while True:
-                message = await call.read()
-                # EOF, which is an object of its own.
-                if not isinstance(message, pb.WatchResponse) or not self._receive(message):
-                    break
+            # Before each stream: an older server may have replaced the last one.
+            if needed := _calls.needed(request):
+                with self._supervised(resources(pb.ListResourcesRequest(), metadata=metadata)) as answer:
+                    _calls.require(needed, await answer, self._target)
+            with self._supervised(method(request, metadata=metadata)) as call:
+                while True:
+                    message = await call.read()
+                    # EOF, which is an object of its own.
+                    if not isinstance(message, pb.WatchResponse) or not self._receive(message):
+                        break
         except grpc.RpcError as problem:
             error = error_of_rpc(problem)
+        except Error as problem:
+            error = problem
         except asyncio.CancelledError:
-            # Also raised for a stream that the supervisor has cancelled.
+            # Also raised for a call that the supervisor has cancelled.
             if self._stopping or self._core.ending is None or _is_cancelled(default=False):
                 raise
+        return self._close(error)
+
+    @contextlib.contextmanager
+    def _supervised(self, call: Call) -> Iterator[Call]:
+        """Ends a call with the block, and at the deadline of the stream."""
+        supervisor = asyncio.create_task(self._supervise(call), name="informerd-deadline")
+        try:
+            yield call
         finally:
             supervisor.cancel()
             call.cancel()
-        return self._close(error)
 
-    async def _supervise(self, call: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]) -> None:
+    async def _supervise(self, call: grpc.aio.Call) -> None:
         """Cancels a stream when its deadline has passed: gRPC has no timeout for a message."""
         while (deadline := self._core.deadline) is not None:
             if (rest := deadline - now()) > 0:
