@@ -45,6 +45,9 @@ use crate::{
     watch::{Frames, Subscribe, TooLarge},
 };
 
+/// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
+pub(super) const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// First part of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Begin {
@@ -94,13 +97,14 @@ pub(in super::super) struct WatchBody {
     open_view: Option<Box<OpenView>>,
 }
 
-/// A call that has been checked and joined.
-pub(super) struct Opened {
+/// Watch that has passed all checks, as it joins. The body is made of it.
+pub(super) struct WatchPlan {
     pub(super) service: Service,
     pub(super) resource: Arc<ServedResource>,
     pub(super) subscribe: Subscribe<WireFrame>,
     pub(super) begin: Begin,
-    pub(super) joined: Joined<WireFrame>,
+    /// Version that the state has to have reached with which the watch begins.
+    pub(super) min_version: Option<ResourceVersion>,
     /// True if the client reads initial events in batches.
     pub(super) has_batches: bool,
     pub(super) bookmark_interval: Duration,
@@ -108,14 +112,11 @@ pub(super) struct Opened {
     pub(super) bookmark_lines: BookmarkLines,
     /// Start of the intervals of its bookmarks, if they come together with those of other watches.
     pub(super) aligned_to: Option<Instant>,
-    pub(super) waiting: Option<ProgressGuard>,
-    /// Time at which the watch ends with a bookmark and status OK.
-    pub(super) ends_at: Option<Instant>,
+    /// Time after which the watch ends with a bookmark and status OK.
+    pub(super) timeout: Option<Duration>,
     pub(super) watcher: WatcherEntry,
     pub(super) stream_quota: QuotaPermit,
     pub(super) bulk_quota: QuotaPermit,
-    /// Permit of a state of the past, with which the watch begins.
-    pub(super) permit: Option<FairPermit>,
     pub(super) open_view: Option<Box<OpenView>>,
 }
 
@@ -139,31 +140,32 @@ enum StepResult {
 // === impl WatchBody ===
 
 impl WatchBody {
-    pub(super) fn new(opened: Opened) -> Self {
-        let Opened { service, resource, subscribe, begin, joined, watcher, .. } = opened;
+    /// Begins a watch that has joined; the permit is that of the state of the past with which it begins.
+    pub(super) fn new(plan: WatchPlan, joined: Joined<WireFrame>, permit: Option<FairPermit>) -> Self {
+        let WatchPlan { service, resource, subscribe, begin, watcher, .. } = plan;
         let is_bookmark_first = begin == Begin::Bookmark;
         let is_resumed = matches!(begin, Begin::At(_) | Begin::After(_));
         let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined);
         let initial = matches!(begin, Begin::InitialEvents | Begin::At(_)).then(|| {
-            let held = resource.calls.snapshots().hold(&snapshot, watcher.stream()).with_permit(opened.permit);
-            let events = InitialEvents::new(snapshot, watch.subscribe(), &service, opened.has_batches);
+            let held = resource.calls.snapshots().hold(&snapshot, watcher.stream()).with_permit(permit);
+            let events = InitialEvents::new(snapshot, watch.subscribe(), &service, plan.has_batches);
             let events = if let Begin::At(version) = begin { events.at(version) } else { events }.holding(held);
             let permit = service.bulk_scheduler().begin(watcher.caller());
-            Box::new(Initial { events, permit, _quota: opened.bulk_quota })
+            Box::new(Initial { events, permit, _quota: plan.bulk_quota })
         });
         let mut body = Self {
             namespaces: watch.subscribe().selection.namespaces.clone(),
             service,
             reported_state: resource.informer.state(),
+            waiting: (plan.bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.demand().wait()),
             resource,
             initial,
             watch,
             is_resuming: is_resumed,
-            waiting: opened.waiting,
             // The first bookmark of a resumed watch shows its client that it has caught up.
-            bookmarks: BookmarkTimer::new(opened.bookmark_interval, opened.aligned_to, is_resumed),
-            bookmark_lines: opened.bookmark_lines,
-            ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
+            bookmarks: BookmarkTimer::new(plan.bookmark_interval, plan.aligned_to, is_resumed),
+            bookmark_lines: plan.bookmark_lines,
+            ends_at: plan.timeout.map(|timeout| Box::pin(tokio::time::sleep(timeout))),
             drained: None,
             notify_seq: 0,
             status_changed: false,
@@ -172,8 +174,8 @@ impl WatchBody {
             end: None,
             is_over: false,
             watcher,
-            quota: opened.stream_quota,
-            open_view: opened.open_view,
+            quota: plan.stream_quota,
+            open_view: plan.open_view,
         };
         body.enters_stage();
         if is_bookmark_first {

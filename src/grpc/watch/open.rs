@@ -2,8 +2,6 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
 use super::{
     super::{
         access::{Access, Wanted},
@@ -17,13 +15,13 @@ use super::{
         status::ApiError,
         watchers::{OwnInfo, WatchAccess, WatcherInfo},
     },
-    body::{Begin, Opened, WatchBody},
+    body::{Begin, MIN_BOOKMARK_INTERVAL, WatchBody, WatchPlan},
 };
 use crate::{
     auth::Operation,
     cache::{InformerHandle, JoinError, Joined, Start},
     model::{ResourceVersion, Selection},
-    proto::{self, BookmarkLines, ObjectFormat, pb},
+    proto::{self, BookmarkLines, pb},
     turns::FairPermit,
     watch::{MAX_QUEUE_LENGTH, QueueOptions, Subscribe},
 };
@@ -33,9 +31,6 @@ use crate::{
     proto::LineFormat,
     watch::FullChannelPolicy,
 };
-
-/// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
-const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Checks and joins a watch.
 pub(in super::super) async fn open(
@@ -109,21 +104,6 @@ pub(in super::super) async fn open_lines(
     join_with(access, request, queue, options, call).await
 }
 
-/// Waits for the version of an object, and returns the one after which a client resumes that has seen it, and how.
-#[cfg(feature = "kubernetes-api")]
-async fn resume_point(
-    service: &Service,
-    resource: &ServedResource,
-    from: ResourceVersion,
-    future_wait: Duration,
-) -> Result<(ResourceVersion, Begin), ApiError> {
-    service.can_replace(resource, &from)?;
-    service.reached(resource, Some(&from), future_wait).await?;
-    let resume_point = resource.informer.resume_point(from.clone());
-    let (from, repeats) = resume_point.map_err(|error| ApiError::join(error, Some(&from), &resource.name))?;
-    Ok((from.clone(), if repeats { Begin::At(from) } else { Begin::After(from) }))
-}
-
 // === impl LineOptions ===
 
 #[cfg(feature = "kubernetes-api")]
@@ -142,147 +122,148 @@ impl LineOptions {
     }
 }
 
+/// Opens a watch: its plan passes the checks, and joins.
 async fn join_with(
-    mut access: Access<'_>,
+    access: Access<'_>,
     request: &pb::WatchRequest,
     queue: QueueOptions,
     options: LineOptions,
     call: Call,
 ) -> Result<WatchBody, ApiError> {
-    let caller = call.caller();
-    let parts = Parts { name: &request.name, ..parts!(request, caller) };
-    let selection = query::selection(&mut access, parts).await?;
-    if access.format.lines.is_some() {
-        access.check_whole()?;
-    }
-    let (service, resource, mut format) = (access.service, Arc::clone(&access.resource), access.format.clone());
-    let from = query::version("resource_version", &request.resource_version)?;
-    let begin = begin(request, from.clone())?;
-    let bookmark_interval =
-        duration("bookmark_interval", request.bookmark_interval)?.unwrap_or(service.config().bookmark_interval);
-    let timeout = duration("timeout", request.timeout)?;
-    let min_version = query::version("min_resource_version", &request.min_resource_version)?;
-
-    let complete = (request.complete_initial_events && begin == Begin::InitialEvents).then(|| call.clone());
-    let future_wait = future_wait(service, &format, timeout);
-    let selection = Arc::new(selection);
-    let stream_quota = service.quotas().stream(&call)?;
-    let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
+    let plan = WatchPlan::check(access, request, queue, &options, &call).await?;
+    let joined = plan.join(request, &call).await;
+    let (joined, permit) = joined.inspect_err(|refusal| plan.watcher.ends(refusal))?;
+    let WatchPlan { resource, subscribe, .. } = &plan;
     #[cfg(feature = "kubernetes-api")]
-    let resuming = options.has_objects_only.then(|| call.clone());
-    let Call { identity, stream, wait, user_agent, audited, subscription, .. } = call;
-    let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
-    let grant = access.take_grant();
-    let (stream_id, watch_id) =
-        subscription.as_ref().map(|place| (place.stream_id, place.watch_id)).unwrap_or_default();
-    let info = WatcherInfo {
-        resource: Arc::clone(&resource),
-        caller,
-        identity,
-        queue,
-        format: format.payload,
-        view: request.view.clone().map(Box::new),
-        user_agent,
-        stream_id,
-    };
-    let own = OwnInfo { grant: grant.clone(), audited: audited.clone(), stream, watch_id };
-    let open_view = resource.views.open(&resource.name, &mut format)?;
-    let watcher = service.watchers().enter(info, own, Arc::clone(&selection))?;
-    // A change of rights so far has passed by a call that waited. Later ones are left at the entry.
-    if let Some(grant) = grant.filter(|_| access.is_outdated()) {
-        let checked = service.check_again(&grant, selection.namespaces.as_ref()).await;
-        let namespaces = checked.inspect_err(|refusal| watcher.ends(refusal))?;
-        service.watchers().set_access(watcher.id(), WatchAccess::Namespaces(namespaces));
-    }
-    #[cfg(feature = "kubernetes-api")]
-    let (from, begin, bulk_quota) = match (from, &resuming) {
-        (Some(version), Some(call)) => {
-            let resumed = async {
-                let (from, begin) = resume_point(service, &resource, version, future_wait).await?;
-                let has_state = matches!(begin, Begin::At(_));
-                let bulk_quota = if has_state { service.quotas().bulk_response(call)? } else { None };
-                Ok((Some(from), begin, bulk_quota))
-            };
-            resumed.await.inspect_err(|refusal| watcher.ends(refusal))?
-        }
-        (from, _) => (from, begin, bulk_quota),
-    };
-    if let Some(audited) = audited {
-        audited.begins_from(&begin.to_string());
-        audited.begins(&selection, &format, resource.is_secret);
-    }
-
-    let subscribe =
-        Subscribe { selection, format, queue, client: caller.client(), initial_events: begin != Begin::Bookmark };
-    let opening = subscription.as_ref().map(|place| &*place.opening);
-    let at = JoinAt { from, min_version, history: &request.history, wait, future_wait, complete, opening };
-    let joined = at.join(service, &resource, &subscribe).await;
-    let (joined, permit) = joined.inspect_err(|refusal| watcher.ends(refusal))?;
-    #[cfg(feature = "kubernetes-api")]
-    let joined = options.after_last(joined, &resource, &request.history);
+    let joined = options.after_last(joined, resource, &request.history);
     tracing::debug!(
         resource = resource.name,
         selection = subscribe.selection.described(resource.is_secret),
-        user,
+        user = call.identity.as_ref().map_or_else(String::new, ToString::to_string),
         "watch joined"
     );
-    Ok(WatchBody::new(Opened {
-        service: service.clone(),
-        resource: Arc::clone(&resource),
-        subscribe,
-        begin,
-        joined,
-        has_batches: request.batch_initial_events,
-        bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
-        bookmark_lines: options.bookmarks,
-        // The watches of a stream send their bookmarks together.
-        aligned_to: subscription.map(|subscription| subscription.began),
-        waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.demand().wait()),
-        ends_at: timeout.map(|timeout| Instant::now() + timeout),
-        watcher,
-        stream_quota,
-        bulk_quota,
-        permit,
-        open_view,
-    }))
+    Ok(WatchBody::new(plan, joined, permit))
 }
 
-/// Returns the maximum time to wait for the version that a client has: over another protocol than gRPC, no longer than the watch.
-fn future_wait(service: &Service, format: &ObjectFormat, timeout: Option<Duration>) -> Duration {
-    let timeout = timeout.filter(|_| format.lines.is_some());
-    timeout.unwrap_or(Duration::MAX).min(service.config().future_wait)
-}
+// === impl WatchPlan ===
 
-/// Place at which a watch joins.
-struct JoinAt<'a> {
-    /// Version that the client has.
-    from: Option<ResourceVersion>,
-    min_version: Option<ResourceVersion>,
-    /// History of that version.
-    history: &'a str,
-    /// Maximum time to wait for the first list, and for the version that the client has.
-    wait: Duration,
-    future_wait: Duration,
-    /// Call whose initial events are those of a complete version.
-    complete: Option<Call>,
-    /// Part of the openings of its stream, on which others must not wait for this one.
-    opening: Option<&'a OpeningSlot>,
-}
+impl WatchPlan {
+    /// Checks a request, and enters the watch: from then on it counts as one, and operators see it.
+    async fn check(
+        mut access: Access<'_>,
+        request: &pb::WatchRequest,
+        queue: QueueOptions,
+        options: &LineOptions,
+        call: &Call,
+    ) -> Result<Self, ApiError> {
+        let caller = call.caller();
+        let parts = Parts { name: &request.name, ..parts!(request, caller) };
+        let selection = Arc::new(query::selection(&mut access, parts).await?);
+        if access.format.lines.is_some() {
+            access.check_whole()?;
+        }
+        let (service, resource, mut format) = (access.service, Arc::clone(&access.resource), access.format.clone());
+        let begin = begin(request, query::version("resource_version", &request.resource_version)?)?;
+        let bookmark_interval =
+            duration("bookmark_interval", request.bookmark_interval)?.unwrap_or(service.config().bookmark_interval);
+        let timeout = duration("timeout", request.timeout)?;
+        let min_version = query::version("min_resource_version", &request.min_resource_version)?;
+        let stream_quota = service.quotas().stream(call)?;
+        let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(call)? } else { None };
+        let (subscription, grant) = (call.subscription.as_ref(), access.take_grant());
+        let info = WatcherInfo {
+            resource: Arc::clone(&resource),
+            caller,
+            identity: call.identity.clone(),
+            queue,
+            format: format.payload,
+            view: request.view.clone().map(Box::new),
+            user_agent: Arc::clone(&call.user_agent),
+            stream_id: subscription.map_or(0, |place| place.stream_id),
+        };
+        let own = OwnInfo {
+            grant: grant.clone(),
+            audited: call.audited.clone(),
+            stream: call.stream.clone(),
+            watch_id: subscription.map_or(0, |place| place.watch_id),
+        };
+        let open_view = resource.views.open(&resource.name, &mut format)?;
+        let watcher = service.watchers().enter(info, own, Arc::clone(&selection))?;
+        // A change of rights so far has passed by a call that waited. Later ones are left at the entry.
+        if let Some(grant) = grant.filter(|_| access.is_outdated()) {
+            let checked = service.check_again(&grant, selection.namespaces.as_ref()).await;
+            let namespaces = checked.inspect_err(|refusal| watcher.ends(refusal))?;
+            service.watchers().set_access(watcher.id(), WatchAccess::Namespaces(namespaces));
+        }
+        let subscribe =
+            Subscribe { selection, format, queue, client: caller.client(), initial_events: begin != Begin::Bookmark };
+        #[cfg_attr(not(feature = "kubernetes-api"), expect(unused_mut, reason = "it resumes inside of batches"))]
+        let mut plan = Self {
+            service: service.clone(),
+            resource,
+            subscribe,
+            begin,
+            min_version,
+            has_batches: request.batch_initial_events,
+            bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
+            bookmark_lines: options.bookmarks,
+            // The watches of a stream send their bookmarks together.
+            aligned_to: subscription.map(|place| place.began),
+            timeout,
+            watcher,
+            stream_quota,
+            bulk_quota,
+            open_view,
+        };
+        #[cfg(feature = "kubernetes-api")]
+        if let (true, Some(version)) = (options.has_objects_only, plan.begin.version().cloned()) {
+            let resumed = plan.resume_at_object(version, call).await;
+            resumed.inspect_err(|refusal| plan.watcher.ends(refusal))?;
+        }
+        if let Some(audited) = &call.audited {
+            audited.begins_from(&plan.begin.to_string());
+            audited.begins(&plan.subscribe.selection, &plan.subscribe.format, plan.resource.is_secret);
+        }
+        Ok(plan)
+    }
 
-impl JoinAt<'_> {
-    /// Checks that the client can resume, and joins.
+    /// Waits for the version of an object, and begins after the one that a client resumes from which has seen it.
+    #[cfg(feature = "kubernetes-api")]
+    async fn resume_at_object(&mut self, version: ResourceVersion, call: &Call) -> Result<(), ApiError> {
+        let (service, resource) = (&self.service, &self.resource);
+        service.can_replace(resource, &version)?;
+        service.reached(resource, Some(&version), self.future_wait()).await?;
+        let resume_point = resource.informer.resume_point(version.clone());
+        let (from, repeats) = resume_point.map_err(|error| ApiError::join(error, Some(&version), &resource.name))?;
+        self.begin = Begin::After(from.clone());
+        if repeats {
+            self.bulk_quota = service.quotas().bulk_response(call)?;
+            self.begin = Begin::At(from);
+        }
+        Ok(())
+    }
+
+    /// Returns the maximum time to wait for the version that a client has: over another protocol than gRPC, no longer than the watch.
+    fn future_wait(&self) -> Duration {
+        let timeout = self.timeout.filter(|_| self.subscribe.format.lines.is_some());
+        timeout.unwrap_or(Duration::MAX).min(self.service.config().future_wait)
+    }
+
+    /// Checks that the client can resume, and joins. The permit is that of a state of the past, with which the watch begins.
     async fn join(
-        self,
-        service: &Service,
-        resource: &ServedResource,
-        subscribe: &Subscribe<WireFrame>,
+        &self,
+        request: &pb::WatchRequest,
+        call: &Call,
     ) -> Result<(Joined<WireFrame>, Option<FairPermit>), ApiError> {
-        let Self { from, min_version, history, wait, future_wait, complete, opening } = self;
+        let Self { service, resource, subscribe, begin, min_version, .. } = self;
+        let (from, history) = (begin.version(), &*request.history);
+        // On a stream others must not wait for this one.
+        let opening = call.subscription.as_ref().map(|place| &*place.opening);
         let is_same = |history_id: u64| {
             let is_another = from.is_some() && resource.informer.is_another_history(history, history_id);
             if is_another { Err(ApiError::HistoryRewritten) } else { Ok(()) }
         };
-        if let Some(from) = &from {
+        if let Some(from) = from {
             service.can_replace(resource, from)?;
             if has_other_access(&subscribe.selection, history) {
                 return Err(ApiError::AccessChanged);
@@ -290,25 +271,40 @@ impl JoinAt<'_> {
         }
         // A version of another history is rejected at once instead of waited for.
         is_same(resource.informer.history_id())?;
-        waits(opening, wait, |wait| service.snapshot(resource, min_version.as_ref(), wait)).await?;
-        let start = match &from {
+        waits(opening, call.wait, |wait| service.snapshot(resource, min_version.as_ref(), wait)).await?;
+        let is_complete = request.complete_initial_events && *begin == Begin::InitialEvents;
+        let start = match from {
             Some(from) => Start::After(from.clone()),
-            None if complete.is_some() => Start::Complete,
+            None if is_complete => Start::Complete,
             None => Start::Now,
         };
-        let joined = join(service, resource, start, subscribe, (opening, future_wait)).await?;
+        let joined = join(service, resource, start, subscribe, (opening, self.future_wait())).await?;
         is_same(joined.history_id)?;
         let version = joined.snapshot.safe_version();
-        let Some(call) = complete.filter(|_| version != joined.snapshot.version()) else { return Ok((joined, None)) };
+        if !is_complete || version == joined.snapshot.version() {
+            return Ok((joined, None));
+        }
         // More changes may come at the open version: the state before them is one of the past.
         let history = resource.informer.history(joined.history_id, None);
         let at = &AtVersion::Exact(PastVersion { version: version.clone(), history });
-        let read = waits(opening, wait, |wait| {
+        let read = waits(opening, call.wait, |wait| {
             let call = Call { wait, ..call.clone() };
             async move { service.state(resource, at, &call).await }
         });
         let ReadState { snapshot, permit } = read.await?;
         Ok((Joined { snapshot: Arc::unwrap_or_clone(snapshot), ..joined }, permit))
+    }
+}
+
+// === impl Begin ===
+
+impl Begin {
+    /// Returns the version that the client has.
+    fn version(&self) -> Option<&ResourceVersion> {
+        match self {
+            Self::InitialEvents | Self::Bookmark => None,
+            Self::At(version) | Self::After(version) => Some(version),
+        }
     }
 }
 
