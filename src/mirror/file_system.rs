@@ -16,8 +16,16 @@ use rustix::{
 pub(super) trait FileSystem {
     /// Makes a directory.
     fn make_directory(&mut self, parent: BorrowedFd<'_>, name: &str) -> io::Result<()>;
+    /// Makes an empty file, in the place of one that has its name.
+    fn create(&mut self, parent: BorrowedFd<'_>, name: &str) -> io::Result<File>;
+    /// Closes a file. Only here does a network file system report that it has no space: the drop of a file hides that.
+    fn close(&mut self, file: File) -> io::Result<()>;
     /// Writes a new file, in the place of one that has its name.
-    fn write(&mut self, parent: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()>;
+    fn write(&mut self, parent: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let mut file = self.create(parent, name)?;
+        file.write_all(bytes)?;
+        self.close(file)
+    }
     /// Renames a file, over another one if there is one.
     fn rename(&mut self, from: BorrowedFd<'_>, name: &str, to: BorrowedFd<'_>, new_name: &str) -> io::Result<()>;
     /// Removes what is no directory. A symbolic link is removed itself.
@@ -117,7 +125,7 @@ impl FileSystem for SystemFiles {
         Ok(mkdirat(parent, name, Mode::from_raw_mode(0o777))?)
     }
 
-    fn write(&mut self, parent: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
+    fn create(&mut self, parent: BorrowedFd<'_>, name: &str) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let open = || openat(parent, name, flags, Mode::from_raw_mode(0o666));
         let file = match open() {
@@ -128,9 +136,10 @@ impl FileSystem for SystemFiles {
             }
             opened => opened?,
         };
-        let mut file = File::from(file);
-        file.write_all(bytes)?;
-        // Only here does a network file system report that it has no space. The drop of a file hides that.
+        Ok(file.into())
+    }
+
+    fn close(&mut self, file: File) -> io::Result<()> {
         Ok(nix::unistd::close(file)?)
     }
 

@@ -3,7 +3,8 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs::{self, File},
+    io,
     os::{
         fd::BorrowedFd,
         unix::fs::{MetadataExt, symlink},
@@ -26,7 +27,7 @@ mod running;
 /// Objects by namespace and name, each with its data.
 type State = BTreeMap<(&'static str, &'static str), &'static [(&'static str, &'static str)]>;
 
-/// File system that fails at some of its operations, by their numbers. A write that fails has written half.
+/// File system that fails at some of its operations, by their numbers. A write that fails does so at its end, and has written half.
 struct Faulty<P> {
     operations: usize,
     fails: P,
@@ -51,9 +52,16 @@ impl<P: FnMut(usize) -> bool> FileSystem for Faulty<P> {
         SystemFiles.make_directory(parent, name)
     }
 
-    fn write(&mut self, parent: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
+    fn create(&mut self, parent: BorrowedFd<'_>, name: &str) -> io::Result<File> {
+        SystemFiles.create(parent, name)
+    }
+
+    fn close(&mut self, file: File) -> io::Result<()> {
         let step = self.step();
-        SystemFiles.write(parent, name, if step.is_ok() { bytes } else { &bytes[..bytes.len() / 2] })?;
+        if step.is_err() {
+            file.set_len(file.metadata()?.len() / 2)?;
+        }
+        SystemFiles.close(file)?;
         step
     }
 
@@ -78,8 +86,12 @@ impl FileSystem for Stuck {
         SystemFiles.make_directory(parent, name)
     }
 
-    fn write(&mut self, parent: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
-        SystemFiles.write(parent, name, bytes)
+    fn create(&mut self, parent: BorrowedFd<'_>, name: &str) -> io::Result<File> {
+        SystemFiles.create(parent, name)
+    }
+
+    fn close(&mut self, file: File) -> io::Result<()> {
+        SystemFiles.close(file)
     }
 
     fn rename(&mut self, from: BorrowedFd<'_>, name: &str, to: BorrowedFd<'_>, new_name: &str) -> io::Result<()> {

@@ -8,13 +8,22 @@ use std::sync::{
 
 use informerd::{
     cache::{Delta, ResourceEventHandlerFuncs},
-    client::{Client, Informer, InformerError, Query, ReadError},
+    client::{Client, FreshnessState, Informer, InformerError, Query, ReadError},
     model::{Event, IndexFunc, Object, ResourceVersion},
-    proto::pb,
+    proto::pb::{
+        self,
+        informer_service_server::{InformerService, InformerServiceServer},
+    },
     testing::{self, FakeSource},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::{net::TcpListener, time::timeout};
+use tokio_stream::{
+    StreamExt,
+    wrappers::{ReceiverStream, TcpListenerStream},
+};
+use tonic::{Request, Response, Status, codegen::BoxStream};
 
 use crate::sandbox::{DEADLINE, Sandbox, pod, pod_at};
 
@@ -165,4 +174,51 @@ async fn an_index_has_a_name_of_its_own() {
     let by_app = || IndexFunc::Label("app".to_owned());
     let builder = Informer::builder(&client, &Query::of("objects")).index("app", by_app()).index("app", by_app());
     assert!(builder.start().is_err());
+}
+
+/// Server with the messages of its first watch; later ones get no answer.
+struct Scripted(Mutex<Option<tokio::sync::mpsc::Receiver<pb::WatchResponse>>>);
+
+#[tonic::async_trait]
+impl InformerService for Scripted {
+    async fn watch(&self, _: Request<pb::WatchRequest>) -> Result<Response<BoxStream<pb::WatchResponse>>, Status> {
+        let messages = self.0.lock().take();
+        match messages {
+            Some(messages) => Ok(Response::new(Box::pin(ReceiverStream::new(messages).map(Ok)))),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_informer_that_heals_a_hole_is_syncing() {
+    let (messages, sent) = tokio::sync::mpsc::channel(2);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let scripted = InformerServiceServer::new(Scripted(Mutex::new(Some(sent))));
+    let server = tonic::transport::Server::builder().add_service(scripted);
+    let serving = tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let client = Client::connect(&address.parse().unwrap()).await.unwrap();
+    let informer = Informer::builder(&client, &Query::of("objects")).start().unwrap();
+    let changed = async |is_live: bool| {
+        let changed = async {
+            while (informer.freshness().state == FreshnessState::Live) != is_live {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(DEADLINE, changed).await.unwrap();
+    };
+    let message = |event_type: pb::EventType| pb::WatchResponse {
+        r#type: event_type.into(),
+        resource_version: "5".to_owned(),
+        ..pb::WatchResponse::default()
+    };
+    let bookmark = Some(pb::Bookmark { initial_events_end: true, ..pb::Bookmark::default() });
+    messages.send(pb::WatchResponse { bookmark, ..message(pb::EventType::Bookmark) }).await.unwrap();
+    changed(true).await;
+    let dropped = Some(pb::Dropped { count: 1, after_resource_version: "5".to_owned() });
+    messages.send(pb::WatchResponse { dropped, ..message(pb::EventType::Dropped) }).await.unwrap();
+    changed(false).await;
+    assert_eq!(informer.freshness().state, FreshnessState::Syncing);
+    serving.abort();
 }

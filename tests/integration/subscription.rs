@@ -1,19 +1,33 @@
 //! Watches of a client that share one stream, by Subscribe: what they receive, one that is not read, a server without Subscribe,
 //! and the relays that use it.
 
-use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use informerd::{
     app::{App, AppError, CallRequest, CallService},
     client::{Client, Query, Update, Watch, WatchOptions},
     config::{Config, ServeFlags},
-    proto::pb,
+    proto::pb::{
+        self,
+        informer_service_server::{InformerService, InformerServiceServer},
+    },
 };
 use parking_lot::Mutex;
 use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio_stream::{StreamExt, wrappers::TcpListenerStream};
 use tokio_util::task::AbortOnDropHandle;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Response, Status, Streaming, codegen::BoxStream};
 use tower::{ServiceExt, layer::layer_fn, service_fn};
 
 use crate::{
@@ -267,4 +281,48 @@ async fn a_watch_leaves_a_connection_on_which_its_opening_is_silent() {
     }
     proxy.lead_to(&serving.address);
     assert_eq!(event(&mut watch).await, "x");
+}
+
+/// Server that answers the first watch of each stream, and no other. It counts the streams.
+struct FirstWatch(Arc<AtomicUsize>);
+
+#[tonic::async_trait]
+impl InformerService for FirstWatch {
+    async fn subscribe(
+        &self,
+        request: Request<Streaming<pb::SubscribeRequest>>,
+    ) -> Result<Response<BoxStream<pb::SubscribeResponse>>, Status> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let mut is_first = true;
+        let answers = request.into_inner().filter_map(move |request| {
+            let opened = request.ok().filter(|_| std::mem::take(&mut is_first))?.open.pop()?;
+            let synced = pb::WatchResponse {
+                r#type: pb::EventType::Bookmark.into(),
+                resource_version: "1".to_owned(),
+                bookmark: Some(pb::Bookmark { initial_events_end: true, ..pb::Bookmark::default() }),
+                ..pb::WatchResponse::default()
+            };
+            let delivery = pb::Delivery { watch_ids: vec![opened.id], responses: vec![synced], ended: false };
+            Some(Ok(pb::SubscribeResponse { deliveries: vec![delivery] }))
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+}
+
+#[tokio::test]
+async fn a_watch_leaves_a_stream_that_ignores_it_and_serves_another() {
+    let streams = Arc::<AtomicUsize>::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let service = InformerServiceServer::new(FirstWatch(Arc::clone(&streams)));
+    let server = tonic::transport::Server::builder().add_service(service);
+    let _serving = AbortOnDropHandle::new(tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener))));
+    let client = subscribing(&address).await;
+    let options = WatchOptions { list_timeout: Duration::from_millis(300), ..WatchOptions::default() };
+    let mut watches = ["a", "b"].map(|name| client.watch(&Query::of(name), &options));
+    for (watch, count) in watches.iter_mut().zip(1..) {
+        synced(watch).await;
+        assert_eq!(streams.load(Ordering::Relaxed), count);
+    }
+    assert!(watches[0].next().now_or_never().is_none(), "it stays open");
 }

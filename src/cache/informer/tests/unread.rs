@@ -138,15 +138,19 @@ async fn the_items_of_a_rewritten_history_are_those_of_its_list() {
 /// The proof comes with an event, and there is no list of the new history.
 #[tokio::test(start_paused = true)]
 async fn unread_items_stay_if_an_event_proves_that_the_history_was_rewritten() {
-    let running = Running::start();
-    running.list_with(&[("a", 1)], vec![item("b")], 20).await;
-    let ahead = [Event::Modified(object("a", 32)), Event::Bookmark(version(20))];
-    running.fifo.push(Delta::transaction(ahead)).await;
-    running.list_with(&[("a", 1)], vec![item("b")], 25).await;
-    running.apply(Event::Bookmark(version(40))).await;
-    assert_eq!(count(&running.handle.stats().history_rewrites), 1, "the change at 32 was not repeated");
-    assert_eq!(running.subjects(), ["b"]);
-    assert!(running.waits(39) && !running.waits(40));
+    let of_uid = UnreadableItem { key: None, uid: "u-b".to_owned() };
+    let items = [(item("b"), "b"), (of_uid, "uid u-b"), (UnreadableItem::default(), "an item of the first list")];
+    for (item, subject) in items {
+        let running = Running::start();
+        running.list_with(&[("a", 1)], vec![item.clone()], 20).await;
+        let ahead = [Event::Modified(object("a", 32)), Event::Bookmark(version(20))];
+        running.fifo.push(Delta::transaction(ahead)).await;
+        running.list_with(&[("a", 1)], vec![item], 25).await;
+        running.apply(Event::Bookmark(version(40))).await;
+        assert_eq!(count(&running.handle.stats().history_rewrites), 1, "the change at 32 was not repeated");
+        assert_eq!(running.subjects(), [subject]);
+        assert!(running.waits(39) && !running.waits(40), "{subject}");
+    }
 }
 
 /// A snapshot that is served until the first list.

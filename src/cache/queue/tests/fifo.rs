@@ -37,6 +37,11 @@ fn replace(fifo: &Names, list: &[Named]) {
     fifo.replace(list.to_vec()).now_or_never().expect("never waits").unwrap();
 }
 
+/// Applies an empty list, after which everything may exist.
+fn replace_nothing(fifo: &Names) {
+    fifo.replace_except(Vec::new(), |_, _| true).now_or_never().expect("never waits").unwrap();
+}
+
 fn pop_now(fifo: &Names) -> Option<Named> {
     pop(fifo).now_or_never().map(|(object, _)| object)
 }
@@ -268,6 +273,7 @@ async fn what_changed_during_the_processing_is_newer() {
             (|fifo| delete(fifo, "a"), vec![("b", 1)]),
             (|fifo| replace(fifo, &[("b", 2)]), vec![("b", 2)]),
             (|fifo| replace(fifo, &[("b", 2), ("a", 3)]), vec![("a", 3), ("b", 2)]),
+            (|fifo| replace_nothing(fifo), vec![("a", 1), ("b", 1)]),
         ] {
             replace(&fifo, &[("a", 1), ("b", 1)]);
             let task = process_until(&fifo, &end, Err(ProcessError::Requeue(None)));

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     cache::{DeltaFifo, DeltaFifoOptions, Deltas, KeyFunc, MapStore, ObjectDelta, Store},
+    model::Cause,
     testing::FakeSource,
 };
 
@@ -40,16 +41,22 @@ impl ReflectorStore for Recorded {
             );
             format!(" {}{text}", object.key().name())
         };
-        let text = match delta {
-            Delta::Replace(list) => format!("list{}", list.objects.iter().map(of).collect::<String>()),
-            Delta::Changes { events, .. } => events.iter().fold(String::new(), |text, event| match event {
+        let list = |list: &List| list.objects.iter().map(of).collect::<String>();
+        let events = |events: &[Event]| {
+            events.iter().fold(String::new(), |text, event| match event {
                 Event::Added(object) => text + "add" + &of(object),
                 Event::Modified(object) => text + "modify" + &of(object),
                 Event::Deleted(object) => text + "delete" + &of(object),
                 Event::Bookmark(_) => text + "bookmark",
                 event => format!("{text}{event:?}"),
-            }),
-            delta => panic!("{delta:?}"),
+            })
+        };
+        let text = match &delta {
+            Delta::Replace(listed) => format!("list{}", list(listed)),
+            Delta::HistoryRewritten(listed) => format!("rewritten{}", list(listed)),
+            Delta::Changes { events: changes, .. } => events(changes),
+            Delta::Relist(changes, _) => format!("relist {}", events(changes)),
+            Delta::Checkpoint { .. } => panic!("{delta:?}"),
         };
         self.calls.lock().push(text);
         Ok(())
@@ -248,7 +255,7 @@ async fn a_filter_changes_objects_and_what_it_rejects_is_deleted() {
     assert_eq!(running.stats.last_sync_resource_version(), Some(running.source.version()));
 }
 
-/// As of a source that polls.
+/// As of a source that polls, or of a relay whose upstream lists.
 #[tokio::test(start_paused = true)]
 async fn a_list_inside_a_watch_is_filtered_as_any_other() {
     #[derive(Debug)]
@@ -261,9 +268,11 @@ async fn a_list_inside_a_watch_is_filtered_as_any_other() {
 
         async fn watch(&self, _: ResourceVersion) -> Result<Watch, SourceError> {
             let objects = [pod("web", "s"), pod("hidden", "x"), node("a")];
-            let object = |json: Value| Arc::new(Object::from_json(json.to_string(), "", version(2)).unwrap());
-            let list = List::new(objects.map(object).to_vec(), version(2));
-            Ok(Box::pin(stream::iter([Ok(Delta::Replace(list))]).chain(stream::pending())))
+            let objects = objects.map(|json| Arc::new(Object::from_json(json.to_string(), "", version(2)).unwrap()));
+            let list = List::new(objects.to_vec(), version(2));
+            let relist = Delta::Relist(objects.map(Event::Modified).into(), Cause::Inferred);
+            let deltas = [Delta::Replace(list.clone()), relist, Delta::HistoryRewritten(list)];
+            Ok(Box::pin(stream::iter(deltas.map(Ok)).chain(stream::pending())))
         }
 
         fn heartbeat(&self) -> Duration {
@@ -279,9 +288,10 @@ async fn a_list_inside_a_watch_is_filtered_as_any_other() {
     let task = tokio::spawn(reflector.run());
     tokio::time::sleep(INSTANT).await;
     task.abort();
-    let web = pod("web", "").to_string().replace(r#","secret":"""#, "");
-    assert_eq!(store.take(), ["list".to_owned(), format!("list web{web}")]);
-    assert_eq!(stats.unexpected.load(Ordering::Relaxed), 1);
+    let web = format!("web{}", pod("web", "").to_string().replace(r#","secret":"""#, ""));
+    let relist = format!("relist modify {web}delete hiddenbookmark");
+    assert_eq!(store.take(), ["list".to_owned(), format!("list {web}"), relist, format!("rewritten {web}")]);
+    assert_eq!(stats.unexpected.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,10 +9,14 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{net::TcpListener, sync::watch, time::Instant};
+use tokio::{
+    net::TcpListener,
+    sync::{oneshot, watch},
+    time::Instant,
+};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{
-    Request, Response, Status, Streaming,
+    Code, Request, Response, Status, Streaming,
     transport::{Server, server::TcpIncoming},
 };
 
@@ -52,6 +56,8 @@ pub(super) struct Store {
     /// User who may connect, and the present token.
     pub(super) user: Option<(&'static str, &'static str)>,
     pub(super) token: String,
+    /// Status for a request with another token.
+    pub(super) rejects: (Code, &'static str),
     /// Faults of the next ranges and watches, each once.
     pub(super) ranges: VecDeque<Fault>,
     /// Answers in place of the next ones to ranges.
@@ -81,6 +87,8 @@ pub(super) enum Fault {
     Refuse(Status),
     /// Never answers.
     Hang,
+    /// Answers once the sender is dropped.
+    Hold(oneshot::Receiver<()>),
     /// Runs a function first, in the middle of the call.
     Then(Box<dyn FnOnce(&FakeEtcd) + Send>),
     /// Adds these responses to a watch, after the requested ones.
@@ -103,6 +111,7 @@ impl FakeEtcd {
             cuts_streams: false,
             user: None,
             token: String::new(),
+            rejects: (Code::Unauthenticated, "etcdserver: invalid auth token"),
             ranges: VecDeque::new(),
             answers: VecDeque::new(),
             watches: VecDeque::new(),
@@ -205,7 +214,7 @@ impl FakeEtcd {
             (None, _) => Ok(()),
             (Some(_), None) => Err(Status::invalid_argument("etcdserver: user name is empty")),
             (Some(_), Some(token)) if *token == *store.token => Ok(()),
-            (Some(_), Some(_)) => Err(Status::unauthenticated("etcdserver: invalid auth token")),
+            (Some(_), Some(_)) => Err(Status::new(store.rejects.0, store.rejects.1)),
         }
     }
 
@@ -213,6 +222,10 @@ impl FakeEtcd {
         match fault {
             Some(Fault::Refuse(status)) => Err(status),
             Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::Hold(held)) => {
+                drop(held.await);
+                Ok(Vec::new())
+            }
             Some(Fault::Then(somebody)) => {
                 somebody(self);
                 Ok(Vec::new())

@@ -2,12 +2,15 @@
 
 use tempfile::TempDir;
 use tonic::{
-    Status,
+    Code, Status,
     transport::{Identity as ServerIdentity, Server, ServerTlsConfig},
 };
 
 use super::*;
-use crate::{cache::SyncState, source::etcd::tests::fake_etcd::Fault};
+use crate::{
+    cache::SyncState,
+    source::etcd::{pb::RangeResponse, tests::fake_etcd::Fault},
+};
 
 fn file(directory: &TempDir, name: &str, text: &str) -> PathBuf {
     let path = directory.path().join(name);
@@ -54,12 +57,13 @@ async fn the_revision_of_the_cluster_is_confirmed_for_a_caller_that_waits() {
         fake.set(|store| store.version = version);
         fake.write("a=1");
         let gate = fake.member().await;
-        let config = EtcdConfig { heartbeat: Duration::from_secs(3600), ..config(&[&gate]) };
+        let progress_interval = Duration::from_millis(30);
+        let config = EtcdConfig { heartbeat: Duration::from_secs(3600), progress_interval, ..config(&[&gate]) };
         let mut rig = Rig::start(config);
         rig.told().await;
-        let ranges = fake.counts().ranges;
+        let (ranges, begun) = (fake.counts().ranges, tokio::time::Instant::now());
         let demand = rig.demand.clone();
-        for number in 3..6 {
+        for number in 3..8 {
             fake.write(&format!("a={number}"));
             let confirmed = demand.confirmed_since(tokio::time::Instant::now());
             let waiting = demand.wait();
@@ -67,9 +71,84 @@ async fn the_revision_of_the_cluster_is_confirmed_for_a_caller_that_waits() {
             assert_eq!(confirmed.expect("in time"), ResourceVersion::decimal(number), "{version}");
             drop(waiting);
         }
-        assert!(fake.counts().ranges >= ranges + 3, "{version}");
+        let reads = u32::try_from(fake.counts().ranges - ranges).unwrap();
+        // The first one may come just before one that is due.
+        assert!(reads >= 5 && begun.elapsed() >= progress_interval * (reads - 2), "{version}: {reads} reads");
         rig.reach(&fake).await;
         assert_eq!((rig.lists(), fake.counts().watches), (1, 1), "{version}");
+    }
+}
+
+/// The answer to a read shows nothing of the time after its begin.
+#[tokio::test]
+async fn a_revision_is_not_confirmed_for_a_caller_that_came_after_its_read() {
+    let fake = FakeEtcd::new();
+    fake.write("a=1");
+    let gate = fake.member().await;
+    let mut rig = Rig::start(EtcdConfig { answer_timeout: DEADLINE, ..config(&[&gate]) });
+    rig.told().await;
+    let ranges = fake.counts().ranges;
+    let (release, held) = tokio::sync::oneshot::channel();
+    fake.set(|store| store.ranges.push_back(Fault::Hold(held)));
+    let answer = RangeResponse { header: Some(fake.all().0), ..RangeResponse::default() };
+    fake.set(|store| store.answers.push_back(answer));
+    let demand = rig.demand.clone();
+    let first = demand.confirmed_since(tokio::time::Instant::now());
+    let _waiting = demand.wait();
+    timeout(DEADLINE, async {
+        while fake.counts().ranges == ranges {
+            rig.next().await;
+        }
+    })
+    .await
+    .expect("it is read");
+    fake.write("a=2");
+    let second = demand.confirmed_since(tokio::time::Instant::now());
+    drop(release);
+    let confirmed = timeout(DEADLINE, async { tokio::join!(first, second) }).await.expect("in time");
+    assert_eq!(confirmed.1, ResourceVersion::decimal(3), "{confirmed:?}");
+}
+
+/// Until etcd has repeated the last change, its revision may be that of another history.
+#[tokio::test]
+async fn nothing_is_confirmed_before_the_history_is() {
+    for is_restored in [false, true] {
+        let fake = FakeEtcd::new();
+        fake.write("a=1");
+        let gate = fake.member().await;
+        let mut rig = Rig::start(EtcdConfig { answer_timeout: DEADLINE, ..config(&[&gate]) });
+        rig.told().await;
+        fake.write("a=2");
+        rig.told().await;
+        gate.refuse(true);
+        rig.error("connection").await;
+        if is_restored {
+            fake.restore(2);
+            fake.write("a=other");
+        }
+        fake.set(|store| store.sync_delay = 2 * DEADLINE);
+        let demand = rig.demand.clone();
+        let mut confirmed = std::pin::pin!(demand.confirmed_since(tokio::time::Instant::now()));
+        let _waiting = demand.wait();
+        gate.refuse(false);
+        let read = async {
+            while fake.counts().watches < 2 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let ranges = fake.counts().ranges;
+            while fake.counts().ranges < ranges + 3 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(DEADLINE, read).await.expect("its revision is read");
+        assert!(futures_util::poll!(confirmed.as_mut()).is_pending(), "restored: {is_restored}");
+        fake.set(|store| store.sync_delay = Duration::ZERO);
+        gate.cut();
+        assert_eq!(timeout(DEADLINE, confirmed).await.expect("in time"), ResourceVersion::decimal(3));
+        if is_restored {
+            assert_eq!(rig.told().await, "rewind 3");
+        }
+        assert_eq!((rig.state.clone(), rig.history_rewrites), (fake.state(PREFIX), usize::from(is_restored)));
     }
 }
 
@@ -225,23 +304,28 @@ async fn authenticated(fake: &FakeEtcd, before: usize) {
     timeout(DEADLINE, again).await.expect("in time");
 }
 
-/// etcd's JSON web tokens expire while a watch is open, which goes on; a read of the head does not.
+/// etcd's JSON web tokens expire while a watch is open, which goes on; a read of the head does not. The same if its users change.
 #[tokio::test]
 async fn a_token_that_expires_beside_a_watch_is_renewed_without_a_list() {
-    let fake = FakeEtcd::new();
-    fake.set(|store| store.version = "3.4.23");
-    fake.write("a=1");
-    fake.set(|store| (store.user, store.token) = (Some(("reader", "secret")), "one".to_owned()));
-    let gate = fake.member().await;
-    let directory = tempfile::tempdir().unwrap();
-    let password = file(&directory, "password", "secret");
-    let mut rig = Rig::start(EtcdConfig { credentials: Some(("reader".to_owned(), password)), ..config(&[&gate]) });
-    rig.told().await;
-    let before = fake.counts().authentications;
-    fake.set(|store| store.token = "two".to_owned());
-    authenticated(&fake, before).await;
-    fake.write("a=2");
-    assert_eq!((rig.told().await, rig.lists()), ("3 ~a=2".to_owned(), 1));
+    for rejects in [
+        (Code::Unauthenticated, "etcdserver: invalid auth token"),
+        (Code::InvalidArgument, "etcdserver: revision of auth store is old"),
+    ] {
+        let fake = FakeEtcd::new();
+        fake.set(|store| (store.version, store.rejects) = ("3.4.23", rejects));
+        fake.write("a=1");
+        fake.set(|store| (store.user, store.token) = (Some(("reader", "secret")), "one".to_owned()));
+        let gate = fake.member().await;
+        let directory = tempfile::tempdir().unwrap();
+        let credentials = Some(("reader".to_owned(), file(&directory, "password", "secret")));
+        let mut rig = Rig::start(EtcdConfig { credentials, ..config(&[&gate]) });
+        rig.told().await;
+        let before = fake.counts().authentications;
+        fake.set(|store| store.token = "two".to_owned());
+        authenticated(&fake, before).await;
+        fake.write("a=2");
+        assert_eq!((rig.told().await, rig.lists()), ("3 ~a=2".to_owned(), 1), "{rejects:?}");
+    }
 }
 
 #[tokio::test]

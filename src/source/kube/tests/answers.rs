@@ -7,7 +7,10 @@ use super::{
     fake_api::{bookmark, event},
     *,
 };
-use crate::{cache::SyncState, model::ResourceVersion};
+use crate::{
+    cache::SyncState,
+    model::{MAX_OBJECT_BYTES, ResourceVersion},
+};
 
 /// Starts a source over an API without initial events, whose objects it has.
 async fn three() -> (Fixture, Rig) {
@@ -128,11 +131,12 @@ async fn a_kind_is_discovered_as_soon_as_the_api_has_it() {
     fixture.fake.set(|store| {
         store.others.extend([401, 403, 404].map(|code| Fault::Refuse(code, None, "{}".to_owned())));
         store.others.extend([json!({}), others].map(|answer| Fault::Answer(answer.to_string())));
+        store.others.extend((0..7).map(|_| Fault::Refuse(404, None, "{}".to_owned())));
     });
     let health = SourceHealth::new(DEADLINE, DEADLINE);
     let discovery = KubeSource::discover(&fixture.config(), health.clone(), &KubeClients::default());
     tokio::time::pause();
-    timeout(Duration::from_secs(3600), discovery).await.expect("in time");
+    timeout(Duration::from_secs(12 * 60), discovery).await.expect("within a minute of its definition");
     assert_eq!(health.api_kind().map(|kind| kind.kind), Some("Widget".to_owned()));
 }
 
@@ -304,25 +308,29 @@ async fn an_event_that_cannot_be_read_leaves_the_others_and_what_is_held_of_it()
 }
 
 #[tokio::test]
-async fn an_unreadable_object_that_is_deleted_among_the_initial_events_is_not_listed() {
-    let fixture = Fixture::new().await;
+async fn an_object_with_a_problem_that_is_deleted_among_the_initial_events_is_not_listed() {
     let poison = |version: &str| {
         let metadata = json!({"name": "b", "uid": "u2", "resourceVersion": version, "labels": {"on": true}});
         json!({ "metadata": metadata })
     };
-    let lines = vec![
-        event("ADDED", &item("b", "2")),
-        event("MODIFIED", &poison("3")),
-        event("DELETED", &poison("4")),
-        bookmark("4", Some("true")),
-    ];
-    fixture.fake.set(|store| {
-        store.revision = 4;
-        store.watches.push_back(Fault::Tell(lines));
-    });
-    let mut rig = fixture.rig();
-    assert_eq!((rig.told().await, rig.state.len()), ("list 4".to_owned(), 0));
-    assert!(rig.health.problems().iter().all(|problem| problem.subject != "b"));
+    let mut too_large = item("b", "3");
+    too_large["value"] = "x".repeat(MAX_OBJECT_BYTES).into();
+    for problem in [poison("3"), too_large] {
+        let fixture = Fixture::new().await;
+        let lines = vec![
+            event("ADDED", &item("b", "2")),
+            event("MODIFIED", &problem),
+            event("DELETED", &poison("4")),
+            bookmark("4", Some("true")),
+        ];
+        fixture.fake.set(|store| {
+            store.revision = 4;
+            store.watches.push_back(Fault::Tell(lines));
+        });
+        let mut rig = fixture.rig();
+        assert_eq!((rig.told().await, rig.state.len()), ("list 4".to_owned(), 0));
+        assert!(rig.health.problems().iter().all(|problem| problem.subject != "b"));
+    }
 }
 
 /// The first list of a run has nothing to keep.

@@ -176,6 +176,8 @@ async fn a_version_that_the_api_cannot_parse_is_listed_again() {
         });
         fixture.gate.cut();
         assert_eq!(rig.told().await, "list 2", "{code}");
+        let lists: Vec<String> = fixture.fake.asked().into_iter().filter(|asked| asked.starts_with("list")).collect();
+        assert!(!lists.last().unwrap().contains("v-"), "{code}: {lists:?}");
         fixture.fake.set(|store| store.watches.clear());
         fixture.fake.write("a=3");
         while rig.state != fixture.fake.state() {

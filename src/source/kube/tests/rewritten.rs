@@ -299,6 +299,24 @@ async fn a_quiet_resource_of_a_busy_api_is_not_listed() {
     }
 }
 
+/// The same of several namespaces.
+#[tokio::test]
+async fn quiet_namespaces_of_a_busy_api_are_not_listed() {
+    let fixture = Fixture::new().await;
+    fixture.fake.write("a/x=1 b/x=1");
+    fixture.fake.set(|store| {
+        store.revision = 9;
+        store.watches.extend([429, 503, 429].map(|code| Fault::Refuse(code, None, String::new())));
+    });
+    fixture.fake.compact(8);
+    let mut rig = follow(KubeConfig { namespaces: vec!["a".into(), "b".into()], ..fixture.config() }, None);
+    assert_eq!(rig.told().await, "list 9");
+    until(|| fixture.fake.set(|store| store.watches.is_empty())).await;
+    fixture.fake.write("b/y=1");
+    let told = rig.told().await;
+    assert_eq!((told.as_str(), rig.lists()), ("9 ahead +b/y=1@10", 1), "{:?}", fixture.fake.asked());
+}
+
 /// There is no change to prove a history by, and no object that could be wrong.
 #[tokio::test]
 async fn an_empty_resource_resumes_after_a_break() {

@@ -210,3 +210,31 @@ async fn a_checkpoint_during_a_list_is_of_the_state_before_it() {
     let resumed = source.warm_start().unwrap().resume(&ResourceVersion::decimal(kept.version), &kept.proof);
     assert_eq!((resumed, kept.version), (Ok(()), 2));
 }
+
+/// The position of the selection is past a new namespace before the objects of that are listed.
+#[tokio::test]
+async fn no_checkpoint_is_taken_between_the_lists_of_the_namespaces_and_of_their_objects() {
+    /// Holds the list after that of the namespaces.
+    fn held() -> Fault {
+        let is_of_namespaces = |asked: &String| asked.starts_with("list") && asked.ends_with("of namespaces");
+        Fault::Then(Box::new(move |fake| {
+            fake.set(|store| {
+                let holds = store.asked.last().is_some_and(is_of_namespaces);
+                store.lists.push_back(if holds { Fault::Hold(0) } else { held() });
+            });
+        }))
+    }
+    let fixture = Fixture::new().await;
+    fixture.fake.write("a/x=1 c/x=1 @a=1");
+    let mut rig = follow(KubeConfig { namespace_selector: "team=x".into(), ..fixture.config() }, None);
+    assert_eq!(rig.told().await, "list 4");
+    assert!(rig.proof().await.is_some());
+    fixture.gate.refuse(true);
+    rig.error("connection").await;
+    fixture.fake.write("@c=1");
+    fixture.fake.compact(5);
+    fixture.fake.set(|store| store.lists.push_back(held()));
+    fixture.gate.refuse(false);
+    until(|| fixture.fake.set(|store| store.lists.is_empty())).await;
+    assert_eq!(rig.proof().await, None);
+}

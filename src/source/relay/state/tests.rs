@@ -1,7 +1,11 @@
 //! Tests of what may replace the objects that are held, and of the names of histories, without a connection.
 
 use super::*;
-use crate::{cache::RewriteEvidence, model::ObjectParts};
+use crate::{
+    cache::{ListerWatcher, RewriteEvidence},
+    model::ObjectParts,
+    source::relay::RelaySource,
+};
 
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
@@ -52,10 +56,25 @@ fn the_list_of_an_incomplete_upstream_replaces_nothing_that_another_run_may_have
 
 #[test]
 fn what_a_rewritten_history_has_left_is_not_replaced_by_an_incomplete_list_either() {
-    let shared = at(server("one", "one.1", true), false);
-    shared.state.lock().position = Some(position("one.0"));
-    shared.failed(SourceError::HistoryRewritten("other".to_owned()));
-    assert!(matches!(shared.check_complete(None, &version(20)), Err(SourceError::Busy(_))));
+    for (position, holds_earlier) in [(Some(position("one.0")), false), (None, true)] {
+        let shared = at(server("one", "one.1", true), holds_earlier);
+        shared.state.lock().position = position;
+        // It may be rewritten again before the next list.
+        for _ in 0..2 {
+            shared.failed(SourceError::HistoryRewritten("other".to_owned()));
+            assert!(matches!(shared.check_complete(None, &version(20)), Err(SourceError::Busy(_))));
+        }
+    }
+}
+
+#[test]
+fn a_saved_position_has_its_namespaces() {
+    let config = RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods");
+    let source = RelaySource::new(config, SourceHealth::new(HEARTBEAT, HEARTBEAT));
+    let warm = source.warm_start().unwrap();
+    let proof = r#"{"version":"10","history":"one.0","mark":null,"has_sent_ahead":false,"namespaces":["x"]}"#;
+    warm.resume(&version(10), proof.as_bytes()).unwrap();
+    assert_eq!(warm.proof().unwrap(), proof);
 }
 
 #[test]
