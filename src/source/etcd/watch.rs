@@ -67,13 +67,7 @@ pub(super) struct EtcdWatch {
     unanswered_since: Option<Instant>,
     /// Completes when the files that the connection was made from have changed.
     changed: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// Read of the cluster's revision, for a caller that waits for its confirmation, and for a server whose progress responses cannot
-    /// be trusted.
-    head: Option<Head>,
-    /// Time of the last such read.
-    head_at: Option<Instant>,
-    /// Revision and begin of the last read that was answered.
-    last_head: Option<(i64, Instant)>,
+    head: HeadReads,
 }
 
 /// Change that etcd has to replay after a break.
@@ -83,7 +77,16 @@ struct UnconfirmedChange {
     is_repeated: bool,
 }
 
-type Head = Pin<Box<dyn Future<Output = Result<ResponseHeader, Status>> + Send>>;
+/// Reads of the cluster's revision, for a caller that waits for its confirmation, and for a server whose progress responses cannot be
+/// trusted.
+#[derive(Default)]
+struct HeadReads {
+    open: Option<Pin<Box<dyn Future<Output = Result<ResponseHeader, Status>> + Send>>>,
+    /// Begin of the last one.
+    begun_at: Option<Instant>,
+    /// Revision and begin of the last one that was answered.
+    answered: Option<(i64, Instant)>,
+}
 
 /// Requests that may wait to be sent; further ones are dropped if the server does not read them.
 const REQUEST_QUEUE: usize = 4;
@@ -139,9 +142,7 @@ impl EtcdWatch {
             last_message_at: now,
             requested_at,
             unanswered_since: None,
-            head: None,
-            head_at: None,
-            last_head: None,
+            head: HeadReads::default(),
         };
         let answer_timeout = live.shared.config.answer_timeout;
         match tokio::time::timeout(answer_timeout, live.receive()).await {
@@ -179,7 +180,7 @@ impl EtcdWatch {
         let demand = self.shared.demand.clone();
         let progress_interval = self.shared.config.progress_interval;
         // Not after the messages: there may always be more.
-        if demand.wants_confirmation() && self.head_at.is_none_or(|at| at.elapsed() >= progress_interval) {
+        if demand.wants_confirmation() && self.head.begun_at.is_none_or(|at| at.elapsed() >= progress_interval) {
             self.read_head();
         }
         let can_hurry = !demand.is_wanted();
@@ -187,7 +188,7 @@ impl EtcdWatch {
         let is_urgent = is_checking || demand.is_wanted() || demand.wants_confirmation();
         let next_request_at = self.next_request_at(is_urgent);
         let head = async {
-            match &mut self.head {
+            match &mut self.head.open {
                 Some(head) => head.await,
                 None => std::future::pending().await,
             }
@@ -196,11 +197,11 @@ impl EtcdWatch {
             biased;
             // Cancel-safe: the call continues at the next poll.
             header = pin!(head) => {
-                self.head = None;
+                self.head.open = None;
                 let header = header.map_err(|status| self.connection.error(&status))?;
                 self.shared.check_identity(&header)?;
-                if let Some(head_at) = self.head_at.filter(|_| self.is_confirmed()) {
-                    demand.confirm(head_at, version(header.revision));
+                if let Some(begun_at) = self.head.begun_at.filter(|_| self.is_confirmed()) {
+                    demand.confirm(begun_at, version(header.revision));
                 }
                 if self.connection.has_reliable_progress {
                     return Ok(());
@@ -255,17 +256,17 @@ impl EtcdWatch {
 
     /// Begins a read of the cluster's revision, unless there is one.
     fn read_head(&mut self) {
-        if self.head.is_none() {
+        if self.head.open.is_none() {
             let (connection, key) = (self.connection.clone(), self.shared.prefix.first());
-            self.head = Some(Box::pin(async move { connection.head(key).await }));
-            self.head_at = Some(Instant::now());
+            self.head.open = Some(Box::pin(async move { connection.head(key).await }));
+            self.head.begun_at = Some(Instant::now());
         }
     }
 
     /// Ends the watch, so that the resource is listed, if a caller waits for a revision that only a list can show: the cluster is at a later
-    /// one, of other keys, and its server cannot be trusted to report that. This run or another may have told that revision before.
+    /// one, of other keys, and its server cannot be trusted to report that. Clients may have it of another run or server.
     fn check_reach(&mut self, head: i64) -> Result<(), SourceError> {
-        let earlier = self.last_head.replace((head, self.head_at.unwrap_or_else(Instant::now)));
+        let earlier = self.head.answered.replace((head, self.head.begun_at.unwrap_or_else(Instant::now)));
         // Otherwise, changes of the prefix may be on their way.
         let has_settled = !self.is_partial && earlier.is_some_and(|(_, at)| self.last_message_at < at);
         let has_passed = earlier.is_some_and(|(revision, _)| self.last.revision < revision);

@@ -144,8 +144,8 @@ async fn a_last_change_that_is_not_replayed_in_time_is_listed() {
     }
 }
 
-/// An etcd whose progress cannot be trusted does not show that a quiet prefix has passed a revision of other keys, which a run before or
-/// another server may have told: a list does, and callers cannot cause one after the other.
+/// An etcd whose progress cannot be trusted does not show that a quiet prefix has passed a revision of other keys, which clients may have of
+/// a run before or of another server: a list does, and callers cannot cause one after the other.
 #[tokio::test(start_paused = true)]
 async fn revisions_of_other_keys_are_listed_for_a_caller_that_waits() {
     let second = Duration::from_secs(1);

@@ -100,9 +100,7 @@ fn follow(from: &Position, pieces: &[&[u8]]) -> Followed {
         last_message_at: Instant::now(),
         requested_at: None,
         unanswered_since: None,
-        head: None,
-        head_at: None,
-        last_head: None,
+        head: HeadReads::default(),
     };
     let mut followed = Followed { received: Vec::new(), handed_out: Vec::new(), error: None };
     while let Some(Ok(Some(response))) = live.responses.message().now_or_never() {
