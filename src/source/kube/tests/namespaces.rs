@@ -170,8 +170,10 @@ async fn an_api_without_exact_lists_or_decimal_versions_is_reported() {
     follow(fixture.of_two(), None).error("versions are not decimals").await;
     let other = serde_json::json!({"kind": "SecretList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": []});
     fixture.fake.set(|store| store.prefix = "");
-    fixture.fake.set(|store| store.lists.extend((0..2).map(|_| Fault::Answer(other.to_string()))));
+    // More than two: requests of the source before may take some.
+    fixture.fake.set(|store| store.lists.extend((0..20).map(|_| Fault::Answer(other.to_string()))));
     follow(fixture.of_two(), None).error("list of kind \"SecretList\"").await;
+    fixture.fake.set(|store| store.lists.clear());
     let opaque = KubeConfig { has_opaque_versions: true, ..fixture.of_two() };
     follow(opaque, None).error("versions are not decimals").await;
 }
