@@ -321,14 +321,26 @@ mod tests {
     #[test]
     fn queued_lines_have_a_limit_in_bytes_too() {
         const LINES: u64 = 100;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
         let (log, lines) = AuditLog::with_queue(QUEUE_LENGTH);
         for _ in 0..LINES {
             log.add("x".repeat(1 << 20));
         }
-        let length = |message: Message| if let Message::Line(line) = message { line.len() } else { 0 };
-        let queued: Vec<usize> = lines.try_iter().map(length).collect();
-        assert!((8..=16).contains(&queued.len()), "{} MiB", queued.len());
-        assert_eq!(log.counts.lost.get(), LINES - queued.len() as u64);
+        let queued = LINES - log.counts.lost.get();
+        assert!((8..=16).contains(&queued), "{queued} MiB");
+        let (counts, target) =
+            (Arc::clone(&log.counts), Target::File { path: path.clone(), file: append_to(&path).unwrap() });
+        let writer = std::thread::spawn(move || write(target, &counts, &lines));
+        log.flush(TIMEOUT);
+        // Those that are lost take no room of later ones.
+        log.add("last".to_owned());
+        log.flush(TIMEOUT);
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().filter(|line| line.starts_with('x')).count() as u64, queued);
+        assert!(text.ends_with("\nlast\n"));
+        drop(log);
+        writer.join().unwrap();
     }
 
     #[test]

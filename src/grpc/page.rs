@@ -220,6 +220,8 @@ mod tests {
         let continued = pages.resume(&token, 7).unwrap();
         assert!(Arc::ptr_eq(&continued.snapshot, &first));
         assert_eq!(continued.after, "shop\0web.v1");
+        let longest = "x".repeat(ObjectKey::MAX_BYTES);
+        assert_eq!(pages.resume(&pages.token(&first, 7, &longest, None), 7).unwrap().after, longest);
         let reason = |refusal: ApiError| refusal.code_and_reason().1;
         assert_eq!(reason(pages.resume(&token, 8).unwrap_err()), "PAGE_TOKEN_INVALID");
         for malformed in ["", "x", "!!!!", &URL_SAFE_NO_PAD.encode("1.2.3"), &"a".repeat(MAX_TOKEN_BYTES + 1)] {

@@ -283,6 +283,13 @@ mod tests {
             ),
             (
                 pod(
+                    3,
+                    &json!({"phase": "Failed", "containerStatuses": [completed, ended("Error"), ended("OOMKilled")]}),
+                ),
+                ["0/3", "Error", "9"],
+            ),
+            (
+                pod(
                     1,
                     &json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "SchedulingGated"}]}),
                 ),

@@ -249,22 +249,51 @@ async fn each_watch_of_a_subscribe_stream_has_its_own_lines() {
     }
 }
 
-/// A watch that is refused when it joins, and one that still waits when its stream ends, have the status that their client receives.
+/// A watch that is refused when it joins, one that is closed while it waits, and one that still waits when its stream ends, have the
+/// status that their client receives.
 #[tokio::test]
-async fn a_watch_that_is_refused_has_the_status_of_the_refusal() {
+async fn a_watch_that_does_not_open_has_the_status_of_its_end() {
     let rig = Rig::new(Options::default()).await;
     let (requests, sent) = mpsc::channel(10);
     let mut client = rig.sandbox.in_process();
     let mut responses = client.subscribe(by("alice", ReceiverStream::new(sent))).await.unwrap().into_inner();
-    for (id, version) in [(1, "foreign.1"), (2, "99"), (0, "")] {
+    let read = tokio::spawn(async move { while responses.message().await.is_ok_and(|message| message.is_some()) {} });
+    for (id, version, close, lines) in
+        [(1, "foreign.1", None, 2), (2, "98", None, 3), (3, "99", Some(2), 5), (0, "", None, 6)]
+    {
         let watch = Some(pb::WatchRequest { resource_version: version.to_owned(), ..watch_pods() });
-        let request = pb::SubscribeRequest { open: vec![pb::OpenWatch { id, watch }], ..Default::default() };
-        requests.send(request).await.unwrap();
+        let (open, close) = (vec![pb::OpenWatch { id, watch }], close.into_iter().collect());
+        requests.send(pb::SubscribeRequest { open, close, ..Default::default() }).await.unwrap();
+        rig.lines(lines).await;
     }
-    while responses.message().await.is_ok_and(|message| message.is_some()) {}
-    let found = rig.lines(4).await;
-    let found: Vec<String> = found.iter().map(|line| fields(line, "event from status")).collect();
-    assert_eq!(found, ["begin foreign.1 -", "end foreign.1 OutOfRange", "begin 99 -", "end 99 InvalidArgument"]);
+    read.await.unwrap();
+    let found: Vec<String> = rig.lines(6).await.iter().map(|line| fields(line, "event from status")).collect();
+    let expected = [
+        "begin foreign.1 -",
+        "end foreign.1 OutOfRange",
+        "begin 98 -",
+        "end 98 Ok",
+        "begin 99 -",
+        "end 99 InvalidArgument",
+    ];
+    assert_eq!(found, expected);
+}
+
+/// A selection may have the size of a request.
+#[tokio::test]
+async fn a_long_selection_is_not_logged_whole() {
+    let rig = Rig::new(Options::default()).await;
+    let mut client = rig.sandbox.in_process();
+    let values = (0..200).map(|at| format!("{at:0100}")).collect();
+    let watch = pb::WatchRequest { index: Some(pb::IndexMatch { name: "node".into(), values }), ..watch_pods() };
+    client.watch(by("bob", watch.clone())).await.unwrap();
+    let key = Some(pb::ObjectKey { namespace: "shop".into(), name: "b".into() });
+    let selection = Some(pb::explain_request::Selection::Watch(watch));
+    client.explain(by("bob", pb::ExplainRequest { selection, key })).await.unwrap();
+    for line in rig.lines(3).await {
+        let selection = line["selection"].as_str().unwrap();
+        assert!(selection.len() <= 4096 && selection.ends_with('…'), "{} bytes: {line}", selection.len());
+    }
 }
 
 /// Checks that without authorization only this machine ends watches of others, and that each attempt has a line.

@@ -8,13 +8,23 @@ mod own_source;
 #[path = "../../examples/watch_until.rs"]
 mod watch_until;
 
-use std::{convert::Infallible, fs, sync::Arc};
+use std::{
+    convert::Infallible,
+    fs,
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use informerd::{
     app::{App, AppBuilder, AppError, CallRequest, CallService, ServeOptions},
-    cache::SourceHealth,
+    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     client::{Client, ServerAddress},
-    config::{AdminConfig, Config, GeneralConfig, ListenAddr, ResourceConfig, ResourceOptions, SourceConfig},
+    config::{
+        AdminConfig, AuditConfig, Config, GeneralConfig, ListenAddr, ResourceConfig, ResourceOptions, SourceConfig,
+    },
+    model::ResourceVersion,
     proto::pb::{self, EventType, informer_service_client::InformerServiceClient},
     source::files::{FilesConfig, FilesSource},
     source::relay::RelayConfig,
@@ -22,6 +32,7 @@ use informerd::{
 use parking_lot::Mutex;
 use prost::Message;
 use prost_types::FileDescriptorSet;
+use rustix::fs::{CWD, OFlags, mkfifoat};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{
@@ -251,6 +262,51 @@ async fn a_resource_of_the_program_needs_a_name_of_its_own() {
         let error = App::builder(config()).serve("pods", options, source()).start().await.unwrap_err();
         assert_eq!(error.to_string(), format!("resource pods: {problem}"));
     }
+}
+
+/// Source whose list has a bug, once there is one.
+struct Failing(watch::Receiver<bool>);
+
+impl ListerWatcher for Failing {
+    async fn list(&self, _: ListVersion) -> Result<List, SourceError> {
+        self.0.clone().wait_for(|fails| *fails).await.unwrap();
+        panic!("a bug of the source");
+    }
+
+    async fn watch(&self, _: ResourceVersion) -> Result<Watch, SourceError> {
+        unreachable!("it has no list")
+    }
+
+    fn heartbeat(&self) -> Duration {
+        DEADLINE
+    }
+}
+
+/// Nobody reads the log, which is a pipe without room: the server waits a second for its last lines.
+#[tokio::test]
+async fn a_server_whose_source_has_failed_writes_its_audit_log_before_it_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("audit.log");
+    mkfifoat(CWD, &file, 0o600.into()).unwrap();
+    let options =
+        fs::OpenOptions::new().read(true).write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&file);
+    let mut pipe = options.unwrap();
+    while pipe.write(&[b'\n'; 1024]).is_ok() {}
+    let (fail, fails) = watch::channel(false);
+    let config = Config { audit: AuditConfig { file: Some(file) }, ..config() };
+    let app = App::builder(config).serve("pods", ServeOptions::default(), Failing(fails)).start().await.unwrap();
+    let address: ServerAddress = app.grpc_address().to_string().parse().unwrap();
+    let running = tokio::spawn(app.run(std::future::pending()));
+    let client = Client::connect(&address).await.unwrap();
+    let mut calls = InformerServiceClient::connect(format!("http://{address}")).await.unwrap();
+    let watch = pb::WatchRequest { resource: "pods".to_owned(), ..Default::default() };
+    let _watch = AbortOnDropHandle::new(tokio::spawn(async move { calls.watch(watch).await.map(drop) }));
+    while client.watchers("pods").await.unwrap().is_empty() {}
+    let failed = Instant::now();
+    fail.send(true).unwrap();
+    let error = tokio::time::timeout(DEADLINE, running).await.expect("an end in time").unwrap().unwrap_err();
+    assert!(error.to_string().contains("ended unexpectedly"), "{error}");
+    assert!(failed.elapsed() >= Duration::from_secs(1), "{:?}", failed.elapsed());
 }
 
 #[cfg(feature = "testing")]

@@ -601,6 +601,24 @@ async fn a_batch_is_kept_until_whoever_may_lack_a_part_of_it_can_list_at_a_later
     assert_eq!((answer.code, &*answer.text), (200, ""));
 }
 
+/// Once late changes of a version are evicted, the history begins at the next version.
+#[tokio::test(start_paused = true)]
+async fn a_client_inside_a_batch_after_late_changes_gets_all_of_it_or_lists_again() {
+    let history = Retention { age: Duration::from_secs(30), ..Options::default().history };
+    let most_recent = MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) }));
+    let mut api = Api::with(Options { history, ..Options::default() }, most_recent, false, &[("shop", "a")]).await;
+    api.sandbox.push(Event::Modified(pod("shop", "a", r#""late":1"#))).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let version = api.transact(&["b", "c"]).await;
+    let resumed = async |api: &Api| {
+        let answer = api.get(&format!("{PODS}?watch=1&resourceVersion={version}&timeoutSeconds=1")).await;
+        answer.text.lines().map(|line| event(&serde_json::from_str(line).unwrap())).collect::<Vec<_>>()
+    };
+    assert_eq!(resumed(&api).await, ["MODIFIED a @1", "ADDED b @2", "ADDED c @2"]);
+    api.transact(&["d"]).await;
+    assert_eq!(resumed(&api).await, ["ERROR @"], "expired");
+}
+
 #[tokio::test]
 async fn a_relist_is_its_batch_and_a_bookmark_and_a_client_inside_lists_again() {
     let api = Api::start(&[("shop", "gone"), ("shop", "same")]).await;

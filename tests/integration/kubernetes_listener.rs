@@ -11,6 +11,7 @@ use informerd::{
     grpc::{KubernetesApi, MostRecent, QuotaConfig},
     model::ApiKind,
     proto::Compression,
+    watch::Retention,
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use serde_json::Value;
@@ -204,17 +205,18 @@ async fn a_review_is_answered_or_refused_with_its_reason() {
             assert_eq!((&review["spec"], &review["status"]["allowed"]), (&given["spec"], &Value::Bool(allowed)));
         }
     }
-    // As kubectl 1.37 sends it: of a verb, which has four letters, in the namespace a.
+    // As kubectl 1.37 sends it: of a verb, which has four letters, and the pod b in the namespace a.
     for (verb, resource, allowed) in [("list", "pods", true), ("bind", "pods", false), ("list", "jobs", false)] {
         let body = format!(
-            "k8s\0\n2\n\x17authorization.k8s.io/v1\x12\x17SelfSubjectAccessReview\x127\n\x10\n\0\x12\0\x1a\0\"\0*\x002\08\0B\0\x12\x19\n\x17\n\
-             \x01a\x12\x04{verb}\x1a\0\"\0*\x04{resource}2\0:\0\x1a\x08\x08\0\x12\0\x1a\0 \0\x1a\0\"\0"
+            "k8s\0\n2\n\x17authorization.k8s.io/v1\x12\x17SelfSubjectAccessReview\x12:\n\x10\n\0\x12\0\x1a\0\"\0*\x002\08\0B\0\x12\x1c\n\x1a\n\
+             \x01a\x12\x04{verb}\x1a\0\"\x02v1*\x04{resource}2\0:\x01b\x1a\x08\x08\0\x12\0\x1a\0 \0\x1a\0\"\0"
         );
         let headers = [("Content-Type", "application/vnd.kubernetes.protobuf")];
         let answer = ask(api.address, "POST", REVIEWS, &headers, &body).await;
         let review: Value = serde_json::from_str(&answer.text).unwrap();
         assert_eq!((answer.code, &review["status"]["allowed"]), (201, &Value::Bool(allowed)), "{review}");
-        assert_eq!(review["spec"]["resourceAttributes"]["namespace"], "a");
+        let attributes = ["namespace", "version", "name"].map(|name| &review["spec"]["resourceAttributes"][name]);
+        assert_eq!(attributes, ["a", "v1", "b"]);
     }
     let refused = [
         ("application/vnd.kubernetes.protobuf", of(list), 400, "BadRequest"),
@@ -406,10 +408,10 @@ async fn shards_divide_the_objects_and_their_events() {
     }
 }
 
-/// Connects in plain text over HTTP/2.
-async fn http2(address: std::net::SocketAddr) -> (SendRequest<Bytes>, AbortOnDropHandle<()>) {
+/// Connects in plain text over HTTP/2, with a window of so many bytes for each stream.
+async fn http2(address: std::net::SocketAddr, window: u32) -> (SendRequest<Bytes>, AbortOnDropHandle<()>) {
     let stream = TcpStream::connect(address).await.unwrap();
-    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    let (client, connection) = h2::client::Builder::new().initial_window_size(window).handshake(stream).await.unwrap();
     let driver = tokio::spawn(async move { drop(connection.await) });
     (client.ready().await.unwrap(), AbortOnDropHandle::new(driver))
 }
@@ -420,7 +422,7 @@ async fn a_response_to_head_has_no_body_over_http_2() {
     let api = serve(&[], 1, 10).await;
     let mut registry = Registry::default();
     api.sandbox.state.register(&mut registry);
-    let (mut client, _driver) = http2(api.address).await;
+    let (mut client, _driver) = http2(api.address, 65_535).await;
     let one = "/api/v1/namespaces/shop/pods/p0?resourceVersion=0";
     for (target, code) in [
         ("/readyz", 200),
@@ -449,6 +451,8 @@ async fn a_response_to_head_has_no_body_over_http_2() {
     };
     // Discover, Get, both Lists, and Watch; the groups and the object that there are not.
     assert_eq!((of("OK"), of("NotFound"), of("Canceled")), (5, 2, 0), "{handled:#?}");
+    let mut sent = metrics.lines().filter(|line| line.starts_with("grpc_server_msg_sent_total")).peekable();
+    assert!(sent.peek().is_some() && sent.all(|line| line.ends_with(" 0")), "no document is sent: {metrics}");
 }
 
 /// Nobody takes what was sent of a document for all of it.
@@ -460,7 +464,7 @@ async fn a_document_that_the_server_ends_is_reset_over_http_2() {
         let pods = (0..8).map(|at| pod("shop", &format!("p{at}"), &format!(r#""x":"{text}""#))).collect();
         let api = Api::of(Sandbox::start_with(Options { quotas, ..options(&[]) }, pods).await).await;
         // The window is that of the client, which does not enlarge it.
-        let (mut client, _driver) = http2(api.address).await;
+        let (mut client, _driver) = http2(api.address, 65_535).await;
         let request = http::Request::get(format!("http://localhost{target}")).body(()).unwrap();
         let (response, _) = client.send_request(request, true).unwrap();
         let (head, mut body) = response.await.unwrap().into_parts();
@@ -475,6 +479,45 @@ async fn a_document_that_the_server_ends_is_reset_over_http_2() {
         };
         assert_eq!(reset.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{target}");
     }
+}
+
+/// A watch may end at any event. It holds the states with which it began, and has no window for the first.
+#[tokio::test]
+async fn a_watch_that_the_server_ends_is_not_reset_over_http_2() {
+    let large = format!(r#""x":"{}""#, "x".repeat(1 << 20));
+    for target in ["/v1/pods/watch", "/api/v1/pods?watch=1&resourceVersion=0"] {
+        let quotas = QuotaConfig { bytes_held: Some(1 << 18), ..QuotaConfig::default() };
+        let history = Retention { events: 1, ..Options::default().history };
+        let pods = (0..4).map(|at| pod("shop", &format!("p{at}"), &large)).collect();
+        let sandbox = Sandbox::start_with(Options { quotas, history, ..options(&[]) }, pods).await;
+        let mut api = Api::of(sandbox).await;
+        let (mut client, _driver) = http2(api.address, 0).await;
+        let request = http::Request::get(format!("http://localhost{target}")).body(()).unwrap();
+        let (response, _) = client.send_request(request, true).unwrap();
+        let (head, mut body) = response.await.unwrap().into_parts();
+        assert_eq!(head.status, 200);
+        for at in 0..4 {
+            api.sandbox.put("shop", &format!("p{at}"), "").await;
+        }
+        passes(|| api.sandbox.ledger.ended() > 0).await;
+        let end = tokio::time::timeout(DEADLINE, body.data()).await.expect("an end in time");
+        assert!(end.is_none(), "{target}: {end:?}");
+    }
+}
+
+/// The objects of the version at which the history begins are sent again, as a list is.
+#[tokio::test]
+async fn a_watch_that_begins_with_objects_again_is_a_bulk_response() {
+    let text = "x".repeat(1 << 20);
+    let quotas = QuotaConfig { bulk_responses: Some(1), ..QuotaConfig::default() };
+    let pods = (0..32).map(|at| pod("shop", &format!("p{at}"), &format!(r#""x":"{text}""#))).collect();
+    let api = Api::of(Sandbox::start_with(Options { quotas, ..options(&[]) }, pods).await).await;
+    let watch = "/api/v1/pods?watch=1&resourceVersion=1&timeoutSeconds=9";
+    let (unread, head) = send(api.address, "GET", watch, &[], "").await;
+    assert!(head.starts_with("http/1.1 200 "), "{head}");
+    let refused = ask(api.address, "GET", watch, &[], "").await;
+    assert_eq!(refused.code, 429, "while the first is not read");
+    drop(unread);
 }
 
 /// Opens a connection whose client offers these protocols.

@@ -13,6 +13,7 @@ use informerd::{
     app::{App, Reloader},
     client::{Client, ListResult, Query, ServerAddress},
     config::ServeFlags,
+    grpc::ResourceEnd,
     proto::pb::{self, admin_service_client::AdminServiceClient},
 };
 use rustix::{
@@ -30,7 +31,7 @@ use tonic::{Code, Request, Status, Streaming, transport::Channel};
 use crate::{
     authentication::line,
     process::Process,
-    sandbox::{DEADLINE, next, reason, watch_pods, words},
+    sandbox::{DEADLINE, Sandbox, next, pod, reason, watch_pods, words},
 };
 
 /// Server whose configuration is a file.
@@ -267,7 +268,7 @@ async fn a_call_that_waits_for_a_resource_ends_when_it_is_removed() {
 #[tokio::test]
 async fn a_configuration_that_cannot_be_used_changes_nothing_and_is_reported() {
     let server = Reloading::start("", &[]).await;
-    let mut kept = server.watch("kept").await;
+    let mut watches = [server.watch("kept").await, server.watch("replaced").await];
     let resources = "kept: kept, added: added";
     let error = server.rejected("lisen: x,", resources).await;
     assert!(error.ends_with("/informerd.yaml:1: lisen: unknown key; did you mean `listen`?"), "{error}");
@@ -275,13 +276,40 @@ async fn a_configuration_that_cannot_be_used_changes_nothing_and_is_reported() {
     let expected = "`limits.peer_share`, `watch.max_watchers` cannot change while the server runs: restart it, or restore the \
                     former value";
     assert_eq!(error, expected);
-    let error = server.rejected("", "kept: kept, added: nowhere").await;
-    assert!(error.starts_with("resource added: ") && error.contains("nowhere"), "{error}");
+    for (name, resources) in
+        [("added", "kept: kept, added: nowhere"), ("replaced", "kept: kept, replaced: nowhere, removed: removed")]
+    {
+        let error = server.rejected("", resources).await;
+        assert!(error.starts_with(&format!("resource {name}: ")) && error.contains("nowhere"), "{error}");
+    }
 
     let object = r#"{"kind":"Pod","metadata":{"namespace":"x","name":"later"}}"#;
-    write(&server.directory.path().join("kept/later.json"), object);
-    let later = words(&next(&mut kept).await);
-    assert!(later.starts_with("ADDED later"), "the watch has stayed open: {later}");
+    for (watch, path) in watches.iter_mut().zip(["kept/later.json", "replaced/later.json"]) {
+        write(&server.directory.path().join(path), object);
+        let later = words(&next(watch).await);
+        assert!(later.starts_with("ADDED later"), "the watch has stayed open: {later}");
+    }
+}
+
+/// A call may come after a resource has ended, and before the one that replaces it is served.
+#[tokio::test]
+async fn a_resource_that_has_ended_and_is_still_listed_serves_no_call() {
+    let server = Sandbox::start(vec![pod("x", "a", "")]).await;
+    server.calls.end(ResourceEnd::Replaced);
+    let (mut client, mut admin) = (server.in_process(), AdminServiceClient::new(server.service()));
+    let (resource, namespace, name) = ("pods".to_owned(), "x".to_owned(), "a".to_owned());
+    let list = pb::ListRequest { resource: resource.clone(), ..Default::default() };
+    let watchers = pb::ListWatchersRequest { resource: resource.clone(), ..Default::default() };
+    let get = pb::GetRequest { resource, namespace, name, ..Default::default() };
+    for answer in [
+        client.get(get).await.map(drop),
+        client.list(list).await.map(drop),
+        client.watch(watch_pods()).await.map(drop),
+        admin.list_watchers(watchers).await.map(drop),
+    ] {
+        let status = answer.unwrap_err();
+        assert_eq!((status.code(), &*reason(&status)), (Code::Unavailable, "RESOURCE_REPLACED"), "{status:?}");
+    }
 }
 
 #[tokio::test]
@@ -349,33 +377,47 @@ async fn a_process_reloads_its_configuration_on_sighup() {
     assert!(server.terminate().await.success());
 }
 
-/// A file of the new configuration may never be readable, as one on a network file system whose server is gone.
+/// A file may never be readable, as one on a network file system whose server is gone.
 #[tokio::test]
 async fn a_reload_that_cannot_read_a_file_does_not_hold_the_shutdown() {
-    let directory = TempDir::new().unwrap();
-    let path = |name: &str| -> PathBuf { directory.path().join(name) };
-    let (config, pipe) = (path("informerd.yaml"), path("password"));
-    fs::create_dir(path("kept")).unwrap();
-    let kept = "kept: { source: { files: { path: kept } } }";
-    write(&config, &format!("{{ resources: {{ {kept} }} }}"));
-    let server = Process::start(&["--config", config.to_str().unwrap()], None);
-    mkfifoat(CWD, &pipe, 0o600.into()).unwrap();
+    let authority = "authentication: { token_file: tokens }, \
+                     authorization: { subject_access_review: { kubeconfig: kubeconfig } },";
     let etcd = "{ endpoints: ['http://127.0.0.1:1'], prefix: /x/, username: u, password_file: password }";
-    write(&config, &format!("{{ resources: {{ {kept}, stuck: {{ source: {{ etcd: {etcd} }} }} }} }}"));
-    kill_process(Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap(), Signal::HUP).unwrap();
-    // That of the password is opened to write once the server has it open to read, which then waits for the content.
-    let held = async {
-        loop {
-            let opened =
-                fs::OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&pipe);
-            match opened {
-                Ok(held) => break held,
-                Err(_) => tokio::task::yield_now().await,
+    let added = format!(", stuck: {{ source: {{ etcd: {etcd} }} }}");
+    for (name, keys, added) in [("password", "", &*added), ("kubeconfig", authority, "")] {
+        let directory = TempDir::new().unwrap();
+        let path = |name: &str| -> PathBuf { directory.path().join(name) };
+        let (config, pipe) = (path("informerd.yaml"), path(name));
+        fs::create_dir(path("kept")).unwrap();
+        write(&path("tokens"), &line("secret", "ann"));
+        write(
+            &path("kubeconfig"),
+            "{ current-context: c, contexts: [{ name: c, context: { cluster: c, user: u } }], \
+             clusters: [{ name: c, cluster: { server: 'http://127.0.0.1:1' } }], users: [{ name: u, user: {} }] }",
+        );
+        let text = |added: &str| {
+            format!("{{ {keys} resources: {{ kept: {{ source: {{ files: {{ path: kept }} }} }}{added} }} }}")
+        };
+        write(&config, &text(""));
+        let server = Process::start(&["--config", config.to_str().unwrap()], None);
+        drop(fs::remove_file(&pipe));
+        mkfifoat(CWD, &pipe, 0o600.into()).unwrap();
+        write(&config, &text(added));
+        kill_process(Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap(), Signal::HUP).unwrap();
+        // It is opened to write once the server has it open to read, which then waits for the content.
+        let held = async {
+            loop {
+                let opened =
+                    fs::OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&pipe);
+                match opened {
+                    Ok(held) => break held,
+                    Err(_) => tokio::task::yield_now().await,
+                }
             }
-        }
-    };
-    let held = tokio::time::timeout(DEADLINE, held).await.expect("the server reads the file");
-    let ended = tokio::time::timeout(DEADLINE, server.terminate()).await;
-    drop(held);
-    assert!(ended.expect("an end in time").success());
+        };
+        let held = tokio::time::timeout(DEADLINE, held).await.expect("the server reads the file");
+        let ended = tokio::time::timeout(DEADLINE, server.terminate()).await;
+        drop(held);
+        assert!(ended.expect("an end in time").success(), "{name}");
+    }
 }

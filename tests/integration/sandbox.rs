@@ -56,8 +56,9 @@ pub(crate) struct Sandbox {
     /// Memory held for the clients of the server.
     pub(crate) ledger: Arc<Ledger>,
     refused: Rejections,
-    /// State that all calls share.
+    /// State that all calls share, and the one that those of the resource share.
     pub(crate) state: Service,
+    pub(crate) calls: ResourceCalls,
     routes: Routes,
     fifo: Arc<RealFifo>,
     address: String,
@@ -185,6 +186,7 @@ impl Sandbox {
             tasks.spawn(relay.run());
         }
 
+        let calls = ResourceCalls::default();
         let resource = ServedResource {
             name: "pods".to_owned(),
             source: options.source,
@@ -192,7 +194,7 @@ impl Sandbox {
             is_secret: options.is_secret,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             views: ResourceViews::new(Arc::new(options.views)),
-            calls: ResourceCalls::default(),
+            calls: calls.clone(),
             kubernetes: options.kubernetes,
             informer: handle.clone(),
         };
@@ -229,6 +231,7 @@ impl Sandbox {
         tasks.spawn(service.clone().run());
         Self {
             state: service,
+            calls,
             informer: handle,
             lifecycle,
             ledger,

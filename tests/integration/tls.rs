@@ -9,7 +9,7 @@ use std::{
 use informerd::{
     app::App,
     cache::{ListVersion, ListerWatcher, SourceHealth},
-    client::{Client, Query, ServerAddress, TlsOptions, WatchOptions},
+    client::{Client, Query, ServerAddress, TlsOptions, Update, WatchOptions},
     config::{Config, ListenAddr, ServeFlags},
     source::relay::{RelayConfig, RelaySource},
 };
@@ -142,8 +142,11 @@ async fn a_certificate_without_a_user_is_refused_once_it_has_expired() {
     params.not_after = (SystemTime::now() + Duration::from_secs(3)).into();
     let identity = Some(clients.sign_these(&params));
     let options = TlsOptions { authority: Some(authority.pem()), identity, server_name: None };
-    let client = Client::connect(&server.address.with_tls(options).unwrap()).await.unwrap();
+    let client = Client::connect(&server.address.with_tls(options).unwrap()).await.unwrap().subscribing();
     assert_eq!(client.list(&Query::of("pods")).await.unwrap().objects.len(), 1);
+    let watch = || client.watch(&Query::of("pods"), &WatchOptions::default());
+    let mut open = watch();
+    open.next().await.unwrap().unwrap();
     let refused = async {
         loop {
             if let Err(error) = client.list(&Query::of("pods")).await {
@@ -153,7 +156,19 @@ async fn a_certificate_without_a_user_is_refused_once_it_has_expired() {
     };
     let refused = tokio::time::timeout(DEADLINE, refused).await.expect("a refusal in time");
     assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
-    drop(client);
+    // One that begins on the open stream of the other.
+    let mut later = watch();
+    let refused = async {
+        loop {
+            match later.next().await.unwrap() {
+                Ok(Update::Note(_)) => {}
+                other => break other,
+            }
+        }
+    };
+    let refused = tokio::time::timeout(DEADLINE, refused).await.expect("a refusal in time");
+    assert_eq!(refused.unwrap_err().code(), Code::Unauthenticated);
+    drop((open, later, client));
     server.stop().await;
 }
 

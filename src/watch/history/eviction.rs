@@ -64,17 +64,19 @@ impl History {
         if ahead_of.is_some_and(|ahead| *ahead > self.current.version) {
             return false;
         }
-        let has_several = self.batches.range(self.evicted.batches..evicted).any(|recorded| recorded.what.has_several());
-        // A client of the Kubernetes API that may lack some of them lists at a later version. Only versions without a lineage are there.
-        if has_several && version >= self.current.version && version.lineage().is_none() {
-            return false;
-        }
         if self.batches.range(self.evicted.batches..evicted).any(|recorded| recorded.what.is_late()) {
             // Whoever has the version may lack its late changes, and the next one is open.
             if version >= self.current.version {
                 return false;
             }
             version = version.next();
+        }
+        let begun = self.batches.partition_point(|recorded| *recorded.what.after() < version);
+        let mut at_version = self.batches.range(begun..).take_while(|recorded| *recorded.what.after() == version);
+        let has_several = at_version.any(|recorded| recorded.what.has_several());
+        // A client of the Kubernetes API that may lack some of them lists at a later version. Only versions without a lineage are there.
+        if has_several && version >= self.current.version && version.lineage().is_none() {
+            return false;
         }
         let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
         let (events, bytes) = (self.events - self.evicted.events, self.bytes - self.evicted.bytes);

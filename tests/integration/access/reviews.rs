@@ -435,7 +435,7 @@ async fn a_stream_reads_what_its_client_closes_while_openings_are_reviewed() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_keeps_its_namespaces_when_a_resource_has_too_many() {
     let reviewer = FakeReviewer::default();
-    reviewer.allow("web", &["n0"]);
+    reviewer.allow("web", &["n0", "n1"]);
     let namespaces: Vec<String> = (0..200).map(|at| format!("n{at}")).collect();
     let namespaces: Vec<&str> = namespaces.iter().map(String::as_str).collect();
     let mut server = server(reviewer.authorizer(), None, &namespaces).await;
@@ -446,6 +446,20 @@ async fn a_stream_keeps_its_namespaces_when_a_resource_has_too_many() {
     assert_eq!(refusal(&server, "web").await.as_deref(), Some("ACCESS_DENIED"), "a call names a namespace");
     let seen = server.put("n0", "later", "").await;
     assert_eq!(read_to(&mut stream, "later").await.resource_version, seen.version().to_string());
+    reviewer.0.allowed.lock().remove(&("web", "n1"));
+    sleep(RECHECK + DECIDED).await;
+    server.put("n1", "hidden", "").await;
+    let last = server.put("n0", "last", "").await.version().to_string();
+    loop {
+        let message = stream.message().await.unwrap().expect("no end");
+        assert!(
+            message.object.is_none_or(|object| object.name != "hidden"),
+            "of a namespace that it may no longer read"
+        );
+        if message.resource_version == last {
+            break;
+        }
+    }
     reviewer.0.allowed.lock().clear();
     assert_eq!(reason(&end(&mut stream).await.1), "ACCESS_DENIED", "it loses those that it may no longer read");
 }

@@ -17,14 +17,14 @@ use informerd::{
         TokenReviewed, TokenReviews,
     },
     grpc::AccessConfig,
-    proto::pb,
+    proto::pb::{self, admin_service_client::AdminServiceClient},
 };
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Request, Status, Streaming};
 
-use super::recheck::{synced, watch};
+use super::recheck::{readable, synced, watch};
 use crate::sandbox::{Options, Sandbox, pod, reason, watch_pods};
 
 /// Authority over tokens, which are the names of their users. It never answers about some of them.
@@ -126,29 +126,33 @@ async fn a_change_of_rules_waits_for_no_review_of_others() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_whose_rights_are_revoked_while_it_waits_for_its_expression_is_refused() {
     const WATCHES: usize = 64;
-    let authorizer = Authorizer::of_rules(readers(&["ann"]));
-    let server = server(&HangingReviewer::default(), &authorizer).await;
-    let is_revoked = Cell::new(false);
-    let opened = join_all((0..WATCHES).map(async |at| {
-        let terms: Vec<String> = (0..40).map(|term| format!("object.spec.node != 'n{at}-{term}'")).collect();
-        let request = pb::WatchRequest { expression: terms.join(" && "), ..watch_pods() };
-        let opened = watch(&server, request, None).await;
-        (is_revoked.get(), opened.err().map(|status| reason(&status)))
-    }));
-    let revoked = async {
-        // Until all wait.
-        for _ in 0..1000 {
-            tokio::task::yield_now().await;
-        }
-        authorizer.set_rules(Rules::default());
-        is_revoked.set(true);
-    };
-    let (opened, ()) = tokio::join!(opened, revoked);
-    let after: Vec<_> = opened.into_iter().filter(|(is_after, _)| *is_after).map(|(_, refusal)| refusal).collect();
-    assert!(after.len() > WATCHES / 2, "{}", after.len());
-    let others = after.iter().filter(|refusal| refusal.as_deref() != Some("ACCESS_DENIED")).count();
-    // One may have been checked just before.
-    assert!(others <= 1, "{others} of {}", after.len());
+    for (left, expected) in [(&[][..], "ACCESS_DENIED"), (&["x"], "ACCESS_CHANGED")] {
+        let authorizer = Authorizer::of_rules(readable(&["x", "y"]));
+        let mut server = server(&HangingReviewer::default(), &authorizer).await;
+        let in_y = server.put("y", "b", "").await;
+        server.reached(in_y.version()).await;
+        let is_revoked = Cell::new(false);
+        let opened = join_all((0..WATCHES).map(async |at| {
+            let terms: Vec<String> = (0..40).map(|term| format!("object.spec.node != 'n{at}-{term}'")).collect();
+            let request = pb::WatchRequest { expression: terms.join(" && "), ..watch_pods() };
+            let opened = watch(&server, request, None).await;
+            (is_revoked.get(), opened.err().map(|status| reason(&status)))
+        }));
+        let revoked = async {
+            // Until all wait.
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            authorizer.set_rules(readable(left));
+            is_revoked.set(true);
+        };
+        let (opened, ()) = tokio::join!(opened, revoked);
+        let after: Vec<_> = opened.into_iter().filter(|(is_after, _)| *is_after).map(|(_, refusal)| refusal).collect();
+        assert!(after.len() > WATCHES / 2, "{}", after.len());
+        let others: Vec<_> = after.iter().filter(|refusal| refusal.as_deref() != Some(expected)).collect();
+        // One may have been checked just before.
+        assert!(others.len() <= 1, "{others:?} of {}", after.len());
+    }
 }
 
 /// One caller with many watches has a part of the checks at most: the token of another is reviewed when that is due.
@@ -186,6 +190,23 @@ async fn a_certificate_that_has_expired_is_refused_without_an_authenticator() {
     assert_eq!((refused.code(), &*reason(&refused)), (Code::Unauthenticated, "CREDENTIALS_EXPIRED"));
     let valid = Some(SystemTime::now() + Duration::from_secs(3600));
     assert!(watch(&server, watch_pods(), valid).await.is_ok());
+}
+
+/// The metrics, the state and the filter of the log are those of the server, too.
+#[tokio::test]
+async fn without_a_resource_the_right_to_inspect_all_is_needed() {
+    let server = server(&HangingReviewer::default(), &Authorizer::of_rules(readers(&["ops"]))).await;
+    server.state.set_resources([]);
+    for (token, expected) in [("bob", Some(Code::PermissionDenied)), ("ops", None)] {
+        let bearer = format!("Bearer {token}");
+        let headers = [(http::header::AUTHORIZATION, bearer.parse().unwrap())];
+        let checked = server.state.check_operator(&headers.into_iter().collect(), ([10, 0, 0, 1], 1).into()).await;
+        assert_eq!(checked.err().map(|status| status.code()), expected, "{token}");
+        let mut stats = Request::new(pb::GetStatsRequest {});
+        stats.metadata_mut().insert("authorization", bearer.parse().unwrap());
+        let stats = AdminServiceClient::new(server.service()).get_stats(stats).await;
+        assert_eq!(stats.err().map(|status| status.code()), expected, "{token}");
+    }
 }
 
 /// A flood of bad tokens at the admin port delays its sender alone.

@@ -56,19 +56,23 @@ async fn the_version_of_a_snapshot_and_later_ones_can_be_resumed_from() {
 async fn a_snapshot_can_be_resumed_from_the_last_change_before_it() {
     let running = Running::start();
     running.list(vec![object("a", 3)], version(10)).await;
-    let changes = vec![put("b", 12), Event::Bookmark(version(20))];
-    for (event, unchanged_since) in changes.into_iter().zip([12, 12]) {
-        running.apply(event).await;
+    let unchanged_since = async || {
         let (reply, checkpoint) = oneshot::channel();
         running.fifo.push(Delta::Checkpoint { proof: Bytes::new(), reply }).await;
-        assert_eq!(checkpoint.await.unwrap().unchanged_since, version(unchanged_since));
+        checkpoint.await.unwrap().unchanged_since
+    };
+    for event in [put("b", 12), Event::Bookmark(version(20))] {
+        running.apply(event).await;
+        assert_eq!(unchanged_since().await, version(12));
     }
-    // Whoever has the version of a transaction may lack the rest of it.
-    running.fifo.push(Delta::Changes { events: vec![put("c", 22), put("d", 22)].into(), closes: true }).await;
-    running.apply(Event::Bookmark(version(30))).await;
-    let (reply, checkpoint) = oneshot::channel();
-    running.fifo.push(Delta::Checkpoint { proof: Bytes::new(), reply }).await;
-    assert_eq!(checkpoint.await.unwrap().unchanged_since, version(30));
+    // Whoever has the version of a transaction, or of an object of a relist, may lack the rest of it.
+    let transaction = Delta::Changes { events: vec![put("c", 22), put("d", 22)].into(), closes: true };
+    let relist = Delta::Relist(vec![put("e", 35), put("f", 38), Event::Bookmark(version(39))], Cause::Inferred);
+    for (delta, bookmark) in [(transaction, version(30)), (relist, version(50))] {
+        running.fifo.push(delta).await;
+        running.apply(Event::Bookmark(bookmark.clone())).await;
+        assert_eq!(unchanged_since().await, bookmark);
+    }
     let list = |since| List { unchanged_since: Some(since), ..List::new(vec![object("a", 3)], version(20)) };
     let running = begun_with(list(version(12)));
     for number in [3, 11] {

@@ -173,6 +173,7 @@ async fn an_api_without_exact_lists_or_decimal_versions_is_reported() {
     // More than one attempt needs: a request of the source before may still be on its way.
     fixture.fake.set(|store| store.lists.extend((0..10).map(|_| Fault::Answer(other.to_string()))));
     follow(fixture.of_two(), None).error("list of kind \"SecretList\"").await;
+    fixture.fake.set(|store| store.lists.clear());
     let opaque = KubeConfig { has_opaque_versions: true, ..fixture.of_two() };
     follow(opaque, None).error("versions are not decimals").await;
 }

@@ -25,7 +25,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("process", 100, 6),
     ("proto", 750, 7),
     ("rest", 2350, 0),
-    ("source", 12150, 0),
+    ("source", 12200, 0),
     ("sync", 50, 3),
     ("telemetry", 700, 0),
     ("testing", 500, 0),
