@@ -44,7 +44,7 @@
 //! `model`, `watch` and `cache` never name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees
 //! all layers of the server.
 //!
-//! Words of our own, such as slot, run and window, are in `docs/glossary.md`.
+//! Words of our own, such as lineage, cursor and lane, are in `docs/glossary.md`.
 //!
 //! Rules everywhere: one writer per resource, in the server on its own thread; a watch joins without a gap or an overlap; the
 //! server reports in band every event that it does not send; everything is bounded.

@@ -34,7 +34,7 @@ use self::{
     file_system::SystemFiles,
     writer::{KnownFiles, Writer},
 };
-pub use self::{directory::OpenError, file_name::Layout, survey::MARKER, writer::Notes};
+pub use self::{directory::OpenError, file_name::Layout, writer::Notes};
 use crate::{
     admin::{self, ProbeRequest, Probes},
     cache::{

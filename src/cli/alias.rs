@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
+use tonic::Code;
 
 use super::{
     client_flags::ServerFlags,
@@ -60,7 +61,14 @@ pub(super) async fn resolved<F: OfResource>(
 /// Returns the flags with the names of resources in place of other names, for commands that leave something behind when they fail;
 /// `None` if the server does not answer.
 pub(super) async fn named<F: OfResource>(flags: &F) -> Option<F> {
-    let names = async { flags.server().connect().await.ok()?.resources().await.ok() };
+    let names = async {
+        match flags.server().connect().await.ok()?.resources().await {
+            Ok(resources) => Some(resources),
+            Err(error) if matches!(error.code(), Code::Unavailable | Code::DeadlineExceeded) => None,
+            // A refusal is an answer, without names.
+            Err(_) => Some(Vec::new()),
+        }
+    };
     let resources = timeout(NAMES_TIMEOUT, names).await.ok().flatten()?;
     let found = flags.resource().split(',').map(|name| find(&resources, name).unwrap_or(name));
     Some(flags.with_resource(found.collect::<Vec<_>>().join(",")))

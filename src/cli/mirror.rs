@@ -19,7 +19,7 @@ use super::{
 use crate::{
     client::Query,
     config::parse_duration,
-    mirror::{Layout, MARKER, Mirror, MirrorConfig, Notes, OpenError},
+    mirror::{Layout, Mirror, MirrorConfig, Notes, OpenError},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -82,7 +82,7 @@ impl MirrorFlags {
 /// Time for the server to refuse the request at the start.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
-/// Time after which a server that has not answered is asked again.
+/// Time between two requests for the names, of a server that has not answered.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The directory has the name of the resource, so it is found first. A server that does not answer is waited for: later, it may have
@@ -100,7 +100,7 @@ pub(super) async fn run(flags: &MirrorFlags) -> Result<(), Failure> {
     }
 }
 
-/// Mirrors. Continues if the server has said that the resource has another name.
+/// Mirrors. Continues if the server has answered meanwhile, and the resource may have another name.
 async fn mirror(flags: &MirrorFlags, is_named: bool, signals: &mut Signals) -> Result<ControlFlow<()>, Failure> {
     let MirrorFlags { resource, directory, once, resync, replace, keys, then, health, selection, changed, server } =
         flags;
@@ -125,8 +125,8 @@ async fn mirror(flags: &MirrorFlags, is_named: bool, signals: &mut Signals) -> R
     });
     let mirror = match mirror {
         Ok(mirror) => mirror,
-        Err(OpenError::Foreign { path, .. }) if !is_named && directory.join(MARKER).exists() => {
-            let note = "is the mirror of another name, perhaps of the same resource: waiting for the server to tell";
+        Err(OpenError::Foreign { path, is_of_other: true, .. }) if !is_named => {
+            let note = "is of another mirror, perhaps of the same resource: waiting for the server to tell";
             server.note(&format_args!("# {resource}: {path} {note}"));
             return tokio::select! {
                 () = answered(flags) => Ok(ControlFlow::Continue(())),
@@ -138,9 +138,19 @@ async fn mirror(flags: &MirrorFlags, is_named: bool, signals: &mut Signals) -> R
             return Err(Failure::usage(error.to_string()));
         }
     };
-    tokio::select! {
-        checked = check(server, &query) => checked?,
+    let checking = async {
+        let checked = check(server, &query).await;
+        // The server may have come since the request for the name.
+        let is_unasked = checked.is_err() && !is_named;
+        let is_renamed = is_unasked && named(flags).await.is_some_and(|found| found.resource != *resource);
+        if is_renamed { Ok(true) } else { checked.map(|()| false) }
+    };
+    let is_renamed = tokio::select! {
+        checked = checking => checked?,
         exit_code = signals.next() => return flags.interrupted(exit_code).map(ControlFlow::Break),
+    };
+    if is_renamed {
+        return Ok(ControlFlow::Continue(()));
     }
     let stop = CancellationToken::new();
     let running = mirror.run(stop.clone());

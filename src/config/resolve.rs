@@ -195,8 +195,8 @@ fn resolve_resource(section: &Section<'_>, name: &str) -> Option<ResourceConfig>
         "kube" => kube::resolve(&keys, &index_section, &indexers)?,
         _ => relay::resolve(&keys, name)?,
     };
-    if options.snapshot == Some(true) && matches!(source, SourceConfig::Files(_) | SourceConfig::Stream(_)) {
-        section.add("snapshot", "is only for `kube`, `etcd` and `informerd` sources; remove it");
+    if options.snapshot == Some(true) && matches!(source, SourceConfig::Stream(_)) {
+        section.add("snapshot", "is not for `stream` sources, whose state a later run cannot resume; remove it");
     }
     if options.ttl.is_some() && !matches!(source, SourceConfig::Stream(_)) {
         section.add("ttl", "is only for `stream` sources: every other source finds deletions itself; remove it");

@@ -94,8 +94,7 @@ pub struct ResourceConfig {
     pub indexers: Arc<Indexers>,
     /// Views that requests may name, beside or in place of those that every server has.
     pub views: Arc<NamedViews>,
-    /// Other options. `snapshot` is never true for files and streams, whose
-    /// state a later run cannot resume.
+    /// Other options. `snapshot` is never true for streams, whose state a later run cannot resume.
     pub options: ResourceOptions,
 }
 

@@ -424,13 +424,11 @@ fn snapshots_are_kept_only_of_sources_that_the_next_run_can_resume() {
     };
     let etcd = "etcd: { endpoints: [\"http://127.0.0.1:1\"], prefix: /a/ }";
     assert_eq!(load(&resource(etcd, "true"), &[]).unwrap().resources["a"].options.snapshot, Some(true));
-    assert_eq!(
-        load(&resource("files: { path: . }", "false"), &[]).unwrap().resources["a"].options.snapshot,
-        Some(false)
-    );
-    for source in ["files: { path: . }", "stream: { path: x }"] {
-        let problem = "resources.a.snapshot: is only for `kube`, `etcd` and `informerd` sources; remove it";
-        assert_eq!(problems(&resource(source, "true")), problem);
+    for written in [true, false] {
+        let config = load(&resource("files: { path: . }", &written.to_string()), &[]).unwrap();
+        assert_eq!(config.resources["a"].options.snapshot, Some(written));
     }
+    let problem = "resources.a.snapshot: is not for `stream` sources, whose state a later run cannot resume; remove it";
+    assert_eq!(problems(&resource("stream: { path: x }", "true")), problem);
     assert!(problems(&resource(etcd, "1")).starts_with("resources.a.snapshot: expected true or false"));
 }

@@ -81,6 +81,8 @@ pub enum OpenError {
         path: String,
         /// Names of the first three.
         names: String,
+        /// True if it is the directory of another mirror.
+        is_of_other: bool,
     },
 }
 
@@ -127,7 +129,8 @@ impl<F: FileSystem> MirrorDirectory<F> {
         let is_ours = has_bytes(root.as_fd(), MARKER, marker.as_bytes()).map_err(io)?;
         let survey = Survey::of(root.as_fd(), is_ours.then_some(layout)).map_err(io)?;
         if !survey.foreign.is_empty() && !replace {
-            return Err(OpenError::Foreign { path: shown(), names: names(&survey.foreign) });
+            let is_of_other = !is_ours && path.join(MARKER).is_file();
+            return Err(OpenError::Foreign { path: shown(), names: names(&survey.foreign), is_of_other });
         }
         let Survey { keys, foreign, to_remove } = survey;
         let marker = (!is_ours).then_some(marker);

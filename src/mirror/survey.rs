@@ -14,7 +14,7 @@ use super::{
 use crate::model::ObjectKey;
 
 /// File whose content says that the directory is that of a mirror, and of which. No object's file begins with a dot.
-pub const MARKER: &str = ".informerd-mirror";
+pub(super) const MARKER: &str = ".informerd-mirror";
 /// File that is being written. There is one at a time.
 pub(super) const TEMPORARY: &str = ".informerd-mirror.tmp";
 /// Directory that file systems have at their mount point.

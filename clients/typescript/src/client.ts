@@ -175,6 +175,7 @@ export class Client {
     const { timeoutMs = this.#timeoutMs, signal } = options;
     return new Promise((resolve, reject) => {
       signal?.throwIfAborted();
+      if (this.#closed.signal.aborted) throw new InformerdError("the client has been closed", { code: "CANCELLED" });
       const waiting = new Waiting<T>(conditions);
       let failure: InformerdError | undefined;
       const settle = (settled: () => void) => {

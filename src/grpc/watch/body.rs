@@ -34,7 +34,7 @@ use super::{
         watchers::{WatchAccess, WatcherEntry},
     },
     initial_events::{InitialEvents, InitialProgress},
-    timer::BookmarkTimer,
+    timer::{BookmarkTimer, MIN_BOOKMARK_INTERVAL},
 };
 use crate::{
     cache::{CacheWatcher, Joined, ProgressGuard, SyncState, WatchStep, WatcherStage},
@@ -44,9 +44,6 @@ use crate::{
     turns::FairPermit,
     watch::{Frames, Subscribe, TooLarge},
 };
-
-/// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
-pub(super) const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// First part of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]

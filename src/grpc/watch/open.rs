@@ -15,7 +15,8 @@ use super::{
         status::ApiError,
         watchers::{OwnInfo, WatchAccess, WatcherInfo},
     },
-    body::{Begin, MIN_BOOKMARK_INTERVAL, WatchBody, WatchPlan},
+    body::{Begin, WatchBody, WatchPlan},
+    timer::MIN_BOOKMARK_INTERVAL,
 };
 use crate::{
     auth::Operation,

@@ -11,6 +11,9 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
+/// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
+pub(super) const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Timer of a watch's bookmarks. Polling a runtime timer costs more than handing out an event, and a busy watch waits after each
 /// event: so the runtime timer is polled once per waker and interval.
 #[derive(Debug)]

@@ -154,7 +154,7 @@ impl WarmStart for EtcdSource {
         *self.shared.known.lock() = KnownCluster {
             identity,
             position: Some(Position { revision, connection: EARLIER_START, resume_point }),
-            listed_at: None,
+            is_listed: false,
         };
         self.shared.problems.resume(problems);
         Ok(())

@@ -1,9 +1,6 @@
 //! State of a source, shared by its lists and its watch: connections, and the position in the cluster's history.
 
-use std::time::Duration;
-
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::{
     EtcdConfig,
@@ -36,8 +33,8 @@ pub(super) struct KnownCluster {
     pub(super) identity: Identity,
     /// `None` before the first list.
     pub(super) position: Option<Position>,
-    /// Time of the last list of this run.
-    pub(super) listed_at: Option<Instant>,
+    /// True once this run has listed the prefix, or has begun to.
+    pub(super) is_listed: bool,
 }
 
 /// Position of the resource in the cluster's history.
@@ -53,9 +50,6 @@ pub(super) struct Position {
 
 /// Stands in for a connection's number in the state of a previous run; connections count from 1.
 pub(super) const EARLIER_START: u64 = 0;
-
-/// Time between two lists for callers that wait, at least: a caller may request any version, again and again.
-const LIST_INTERVAL: Duration = Duration::from_secs(30);
 
 // === impl EtcdShared ===
 
@@ -80,14 +74,14 @@ impl EtcdShared {
         self.problems.replace(&OBJECT_REASONS, reading.problems);
         let mut known = self.known.lock();
         known.position = Some(Position { revision, connection: connection.id, resume_point });
-        known.listed_at = Some(Instant::now());
+        known.is_listed = true;
         drop(known);
         Ok(List { not_served: reading.not_served, ..List::new(reading.objects, version(revision)) })
     }
 
-    /// Returns true if the resource may be listed for callers that wait.
-    pub(super) fn may_list_again(&self) -> bool {
-        self.known.lock().listed_at.is_none_or(|at| at.elapsed() >= LIST_INTERVAL)
+    /// Returns true once, if this run has the state of the run before and has not listed.
+    pub(super) fn takes_first_list(&self) -> bool {
+        !std::mem::replace(&mut self.known.lock().is_listed, true)
     }
 
     /// Reads the cluster's id and newest revision. A cluster behind our revision has lost history, since the read is

@@ -264,7 +264,8 @@ impl EtcdWatch {
     }
 
     /// Ends the watch, so that the resource is listed, if a caller waits for a revision that only a list can show: the cluster is at a later
-    /// one, of other keys, and its server cannot be trusted to report that. Clients may have it of another run or server.
+    /// one, of other keys, and its server cannot be trusted to report that. Once in a run, and only if it has the state of the run before,
+    /// whose clients may have that revision: a caller may request any version, again and again.
     fn check_reach(&mut self, head: i64) -> Result<(), SourceError> {
         let earlier = self.head.answered.replace((head, self.head.begun_at.unwrap_or_else(Instant::now)));
         // Otherwise, changes of the prefix may be on their way.
@@ -274,7 +275,7 @@ impl EtcdWatch {
             && has_passed
             && self.is_confirmed()
             && self.shared.demand.is_wanted()
-            && self.shared.may_list_again()
+            && self.shared.takes_first_list()
         {
             let (endpoint, at) = (self.connection.endpoint(), self.last.revision);
             return Err(SourceError::Expired(format!(
