@@ -94,7 +94,8 @@ pub(super) async fn run(flags: &MirrorFlags) -> Result<(), Failure> {
             found = named(flags) => found,
             exit_code = signals.next() => return flags.interrupted(exit_code),
         };
-        if mirror(found.as_ref().unwrap_or(flags), found.is_some(), &mut signals).await?.is_break() {
+        let mirrored = mirror(found.as_ref().unwrap_or(flags), found.is_some(), &mut signals);
+        if Box::pin(mirrored).await?.is_break() {
             return Ok(());
         }
     }
@@ -193,7 +194,7 @@ async fn answered(flags: &MirrorFlags) {
 /// Waits until the server answers that the resource has another name.
 async fn renamed(flags: &MirrorFlags) {
     if answer(flags).await.resource == flags.resource {
-        pending().await
+        pending::<()>().await;
     }
 }
 

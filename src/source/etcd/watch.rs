@@ -23,6 +23,7 @@ use std::{
     sync::Arc,
 };
 
+use futures_util::future::BoxFuture;
 use tokio::{sync::mpsc, time::Instant};
 use tonic::{Status, Streaming};
 
@@ -81,7 +82,7 @@ struct UnconfirmedChange {
 /// trusted.
 #[derive(Default)]
 struct HeadReads {
-    open: Option<Pin<Box<dyn Future<Output = Result<ResponseHeader, Status>> + Send>>>,
+    open: Option<BoxFuture<'static, Result<ResponseHeader, Status>>>,
     /// Begin of the last one.
     begun_at: Option<Instant>,
     /// Revision and begin of the last one that was answered.
