@@ -108,8 +108,11 @@ impl Follower<'_> {
 
     /// Accepts the version at the end of a stream, which may be past events that merged to nothing.
     pub(super) fn closes(&mut self, version: u64, tally: &mut Tally) {
-        let end = self.next + self.expected[self.next..].partition_point(|event| event.after <= version);
-        self.vanishes(end, tally);
+        // Changes of a version that may get more come with the version before, and merge with what is before them.
+        for version_of in [|event: &Expected| event.after, |event: &Expected| event.safe] {
+            let end = self.next + self.expected[self.next..].partition_point(|event| version_of(event) <= version);
+            self.vanishes(end, tally);
+        }
     }
 
     /// Passes events if they merge to nothing.
