@@ -4,7 +4,7 @@
 //! ```text
 //!  upstream ──▶ source ──▶ Reflector ──▶ queue ──▶ informer task ──▶ Indexer (snapshots) ──▶ List, ByIndex, Get
 //!  (kube,     ListerWatcher list+watch  ordered     one writer  │
-//!   etcd, files, stream, informerd)     deltas                  └──▶ Broadcaster ──▶ per-client cursors ──▶ Watch
+//!   etcd, files, stream, informerd)     deltas                  └──▶ Broadcaster ──▶ per-client queues ──▶ Watch
 //!
 //!  informer ──▶ snapshot file ──▶ the next start, which serves it at once and watches from its version
 //!
