@@ -52,7 +52,7 @@ struct Inner {
     lookahead: Option<Box<Lookahead>>,
     /// Offset that the lookahead has reached.
     reached: u64,
-    /// While a thread works on the lookahead: the number of events and suppressed changes that the reader has taken meanwhile.
+    /// While a thread works on the lookahead: the number of events that the reader has taken meanwhile.
     taken_meanwhile: Option<u64>,
     /// True if a thread will work on it, or does.
     is_queued: bool,
@@ -171,16 +171,12 @@ impl<F: Frame> Queue<F> {
         }
     }
 
-    /// Lets the policy act from now on, if the initial events are delivered: the reader has had everything.
+    /// Lets the policy act from now on, if the initial events are delivered: the reader has everything.
     pub(super) fn has_caught_up(&self) {
         let mut inner = self.inner.lock();
         if let State::CatchingUp { has_initial_events: false } = inner.state {
             inner.state = State::Live;
-            match self.read_up_to(&inner) {
-                // Something that concerns it has come meanwhile.
-                Some(at) => self.acts_from(&inner, at),
-                None => self.look_again(&inner, inner.at.offset),
-            }
+            self.look_again(&inner, inner.at.offset);
         }
     }
 
@@ -268,7 +264,7 @@ impl<F: Frame> Queue<F> {
             Some(ahead) if ahead.position.offset > at.offset => ahead.pass(events, suppressed, self.length()),
             ahead => *ahead = None,
         }
-        inner.taken_meanwhile.iter_mut().for_each(|taken| *taken += events + suppressed);
+        inner.taken_meanwhile.iter_mut().for_each(|taken| *taken += events);
         if let State::Frozen { left, .. } = &mut inner.state {
             *left = left.saturating_sub(events);
         }

@@ -12,20 +12,19 @@ const KEPT_EVENTS: usize = 256;
 // === impl History ===
 
 impl History {
-    /// Keeps what follows an offset, and [also](Self::keep_also_from) what was requested since [`Self::begin_keep`].
+    /// Keeps what follows an offset. Whoever sets a lower one calls this no later than the changes come.
     pub(in crate::watch) fn keep_from(&mut self, offset: u64) {
-        self.evicted.needed = offset.min(self.evicted.also);
-    }
-
-    /// Begins to read what the queues need.
-    pub(in crate::watch) fn begin_keep(&mut self) {
-        self.evicted.also = u64::MAX;
+        self.evicted.needed = offset;
     }
 
     /// Keeps what follows an offset also, for one who will need it from now on.
     pub(in crate::watch) fn keep_also_from(&mut self, offset: u64) {
         self.evicted.needed = self.evicted.needed.min(offset);
-        self.evicted.also = self.evicted.also.min(offset);
+    }
+
+    /// Returns the offset that [is kept from](Self::keep_from).
+    pub(in crate::watch) fn kept_from(&self) -> u64 {
+        self.evicted.needed
     }
 
     /// Returns the end of what must be counted or merged soon, 0 if that is nothing; `None` if nothing is kept that was evicted.
