@@ -110,6 +110,15 @@ pub struct HistoryPosition {
     pub offset: u64,
 }
 
+// === impl HistoryPosition ===
+
+impl HistoryPosition {
+    /// Returns true if what lies at `other` follows this position: at the same offset there may be relists without changes.
+    pub fn is_before(&self, other: &Self) -> bool {
+        (self.offset, &self.version) < (other.offset, &other.version)
+    }
+}
+
 // === impl EventType ===
 
 impl EventType {

@@ -57,10 +57,8 @@ pub(crate) struct History {
     /// Batches with changes that were [ahead](Batch::ahead): the offset of the first change, and the highest version. Only
     /// those that went further than all before them, so that both increase.
     ahead: VecDeque<(u64, ResourceVersion)>,
-    /// Last dropped relist without changes: a client at its offset may not have passed it.
-    evicted_relist: Option<HistoryPosition>,
-    /// Offsets of the relists that are kept, and of the last one before them.
-    relists: VecDeque<u64>,
+    /// Relists that are kept, and the last one before them: the offset of the first change of each, and the version after it.
+    relists: VecDeque<HistoryPosition>,
     events: usize,
     bytes: usize,
 }
@@ -88,8 +86,6 @@ pub struct Backlog {
     pub first: u64,
     /// True if there are more batches; the next call continues after the last one.
     pub has_more: bool,
-    /// True if a relist, evicted since, came before the first batch.
-    pub is_after_gap: bool,
 }
 
 /// Reason why a watch cannot resume from a version.
@@ -101,8 +97,8 @@ pub(crate) enum NotInHistory {
     Future,
 }
 
-/// Batch with changes, and the offset of the last relist up to it.
-type PastBatch = (Arc<Batch>, Option<u64>);
+/// Batch with changes, and the last relist up to it.
+type PastBatch = (Arc<Batch>, Option<HistoryPosition>);
 
 /// One batch. There may be as many as there are objects, so it has no field that follows from the rest.
 #[derive(Debug)]
@@ -147,7 +143,6 @@ impl History {
             current: begin,
             applied,
             ahead: VecDeque::new(),
-            evicted_relist: None,
             relists: VecDeque::new(),
             events: 0,
             bytes: 0,
@@ -234,7 +229,7 @@ impl History {
             self.ahead.push_back((self.current.offset, ahead.clone()));
         }
         if batch.is_gap() {
-            self.relists.push_back(self.current.offset);
+            self.relists.push_back(HistoryPosition { version: batch.after.clone(), ..self.current });
         }
         let before = self.batches.back().map_or(&self.before, |last| last.what.after());
         let what = CompactBatch::new(batch, before);
@@ -248,9 +243,9 @@ impl History {
         self.evict_old(now);
     }
 
-    /// Returns the offset of the last relist before an offset, or at it; `None` if there is none.
-    pub(crate) fn last_relist(&self, offset: u64) -> Option<u64> {
-        self.relists.iter().rev().find(|relist| **relist <= offset).copied()
+    /// Returns the last relist before an offset, or at it; `None` if there is none.
+    pub(crate) fn last_relist(&self, offset: u64) -> Option<&HistoryPosition> {
+        self.relists.iter().rev().find(|relist| relist.offset <= offset)
     }
 
     /// Returns the batches with changes from an offset on, at which one begins, up to another one at which one ends, but at most so many changes and at
@@ -268,7 +263,7 @@ impl History {
             }
             let events = recorded.what.events();
             if events > 0 {
-                batches.push((recorded.what.batch(before), self.last_relist(recorded.offset)));
+                batches.push((recorded.what.batch(before), self.last_relist(recorded.offset).cloned()));
             }
             changes += events;
             before = recorded.what.after();
@@ -286,8 +281,7 @@ impl History {
         }
         // The reader may not have passed a relist without changes yet.
         let first = self.batches.partition_point(|recorded| recorded.end() <= offset && recorded.offset < offset);
-        let is_after_gap = self.is_evicted_relist_after(&reached.version, offset);
-        Ok(Backlog { is_after_gap, ..self.backlog(first) })
+        Ok(self.backlog(first))
     }
 
     /// Returns the changes strictly after `version`, from the first of these batches on.
@@ -460,10 +454,6 @@ impl CompactBatch {
         let Self::Batch(batch) = self else { return false };
         let [.., last_but_one, _] = &batch.changes[..] else { return false };
         !batch.is_open && (batch.is_relist || last_but_one.version == batch.after)
-    }
-
-    fn is_gap(&self) -> bool {
-        matches!(self, Self::Batch(batch) if batch.is_gap())
     }
 
     fn events(&self) -> usize {

@@ -155,16 +155,16 @@ impl Lanes {
         let lane = self.by_key.get(key).and_then(|lane| self.reader.get(*lane));
         // Otherwise one of them has learned of a relist, and the other has not.
         let is_of_both = |lane: &Lane| {
-            let is_before = (reached.offset, &reached.version) < (lane.reported.offset, &lane.reported.version);
-            let (from, to) = if is_before { (reached, &lane.reported) } else { (&lane.reported, reached) };
+            let reported = &lane.reported;
+            let (from, to) = if reached.is_before(reported) { (reached, reported) } else { (reported, reached) };
             !self.has_relist(from, to.offset)
         };
         lane.is_none_or(is_of_both) && self.reader.is_joinable(&key.selection, *offset)
     }
 
     /// Returns true if a relist lies between a position and an offset.
-    fn has_relist(&self, HistoryPosition { version, offset }: &HistoryPosition, up_to: u64) -> bool {
-        self.resource.informer.past().has_relist_between(version, *offset, up_to + 1)
+    fn has_relist(&self, from: &HistoryPosition, up_to: u64) -> bool {
+        self.resource.informer.past().has_relist_between(from, up_to + 1)
     }
 
     /// Attaches a watch that [may](Self::admits). Returns the key of its lane.
@@ -185,7 +185,7 @@ impl Lanes {
             watch.watcher.share(&lane.record);
             // A bookmark may have led one of them to a later version at the same offset: its version must not decrease, and the others have
             // everything up to that version, too.
-            if (lane.reached.offset, &lane.reached.version) < (standing.reached.offset, &standing.reached.version) {
+            if lane.reached.is_before(&standing.reached) {
                 lane.reached = standing.reached;
             }
             // A list that doubles would leave up to half of its memory unused; this one is bounded.
@@ -386,7 +386,6 @@ impl Lanes {
 
     /// Encodes the events of the next change of the batch. Returns false if there is none.
     fn encode_next(&mut self) -> bool {
-        let past = self.resource.informer.past();
         let Some((batch, next)) = &mut self.batch else { return false };
         let Some(first) = batch.selected.get(*next) else {
             self.batch = None;
@@ -398,9 +397,7 @@ impl Lanes {
         for selected in of_change {
             count += 1;
             let Some(lane) = self.reader.get(selected.lane) else { continue };
-            let HistoryPosition { version, offset } = &lane.reported;
-            let is_after = |relist: u64| relist > *offset || past.has_relist_between(version, *offset, relist + 1);
-            let is_relisted = batch.last_relist.is_some_and(is_after);
+            let is_relisted = batch.last_relist.as_ref().is_some_and(|relist| lane.reported.is_before(relist));
             let is_alike = |(transition, is_last, relisted, format, _): &&mut (_, _, _, &ObjectFormat, _)| {
                 (*transition, *is_last, *relisted) == (selected.transition, selected.is_last, is_relisted)
                     && **format == lane.key.format

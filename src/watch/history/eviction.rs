@@ -4,7 +4,6 @@
 use tokio::time::Instant;
 
 use super::{History, Retention};
-use crate::model::HistoryPosition;
 
 /// Number of events that are kept beyond twice the bound for who needs them: as many as come in a few publish cycles, before what they
 /// replace was counted or merged.
@@ -135,16 +134,10 @@ impl History {
                 self.evicted.events -= recorded.what.events();
                 self.evicted.bytes -= recorded.what.bytes();
                 self.before.clone_from(recorded.what.after());
-                if recorded.what.events() == 0 {
-                    let version = recorded.what.after().clone();
-                    self.evicted_relist = Some(HistoryPosition { version, offset: recorded.offset });
-                } else if recorded.what.is_gap() {
-                    self.evicted_relist = self.evicted_relist.take().filter(|empty| empty.offset != recorded.offset);
-                }
             }
             self.evicted.batches -= count;
             self.begin = self.evicted.evictions.pop_front().map_or_else(|| self.oldest.clone(), |(_, after)| after);
-            while self.relists.get(1).is_some_and(|second| *second <= self.begin.offset) {
+            while self.relists.get(1).is_some_and(|second| second.offset <= self.begin.offset) {
                 self.relists.pop_front();
             }
         }

@@ -70,8 +70,8 @@ pub struct SelectedBatch {
     pub first: u64,
     /// Changes that lanes select, in order.
     pub selected: Vec<LaneEvent>,
-    /// Offset of the last relist up to it.
-    pub last_relist: Option<u64>,
+    /// Last relist up to it.
+    pub last_relist: Option<HistoryPosition>,
 }
 
 /// Result of a poll.
@@ -164,7 +164,7 @@ impl<T> Reader<T> {
             return false;
         }
         let history = self.past.history().lock();
-        if history.last_relist(to).is_some_and(|relist| relist >= from) {
+        if history.last_relist(to).is_some_and(|relist| relist.offset >= from) {
             return false;
         }
         let Some(batches) = history.read(from, to, READ_CHANGES) else { return false };
@@ -288,7 +288,7 @@ impl<T> Reader<T> {
     }
 
     /// Passes the first batch, which was evaluated. Returns it if a lane selects something.
-    fn pass(&mut self, batch: Arc<Batch>, last_relist: Option<u64>) -> Option<SelectedBatch> {
+    fn pass(&mut self, batch: Arc<Batch>, last_relist: Option<HistoryPosition>) -> Option<SelectedBatch> {
         self.batches.pop_front();
         self.next = 0;
         let (first, mut selected) = (self.at, std::mem::take(&mut self.found));

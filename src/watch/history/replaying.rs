@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::{BACKLOG_EVENTS, History, RecordedBatch};
 use crate::{
-    model::{HistoryPosition, ResourceVersion},
+    model::HistoryPosition,
     watch::{Replay, replay::ReplayPosition},
 };
 
@@ -15,6 +15,7 @@ impl History {
     /// `None` if what follows the position is not kept any more.
     pub(in crate::watch) fn replay(&self, position: &ReplayPosition, to: u64, most: usize) -> Option<Replay> {
         let ReplayPosition { version, offset, is_gap } = position;
+        let reached = HistoryPosition { version: version.clone(), offset: *offset };
         // A reader at this version may lack the last changes of its batch.
         if *offset < self.begin.offset && *version < self.begin.version {
             return None;
@@ -36,8 +37,8 @@ impl History {
             changes += recorded.what.events();
             before = recorded.what.after();
         }
-        let is_gap = *is_gap || self.is_evicted_relist_after(version, *offset);
-        let reached = HistoryPosition { version: version.clone(), offset: *offset };
+        // A relist without changes may have been evicted.
+        let is_gap = *is_gap || self.has_relist_between(&reached, *offset + 1);
         Some(Replay::new(batches, start, reached).after_gap(is_gap))
     }
 
@@ -48,26 +49,9 @@ impl History {
     }
 
     /// Returns true if a relist follows a position, before another offset.
-    pub(in crate::watch) fn has_relist_between(&self, version: &ResourceVersion, offset: u64, to: u64) -> bool {
-        let follows = |relist: u64| {
-            let first = self.batches.partition_point(|recorded| recorded.offset < relist);
-            let here = self.batches.range(first..).take_while(|recorded| recorded.offset == relist);
-            let mut kept = here.filter(|recorded| recorded.what.is_gap()).peekable();
-            if kept.peek().is_some() {
-                return kept.any(|recorded| recorded.what.after() > version)
-                    || self.is_evicted_relist_after(version, relist);
-            }
-            // Who is before the changes of a relist has not passed it.
-            let has_no_change = self.evicted_relist.as_ref().filter(|evicted| evicted.offset == relist);
-            has_no_change.is_none_or(|evicted| *version < evicted.version)
-        };
-        let mut relists = self.relists.iter().rev().copied().take_while(|relist| *relist >= offset);
-        relists.any(|relist| relist < to && (relist > offset || follows(relist)))
-    }
-
-    pub(super) fn is_evicted_relist_after(&self, version: &ResourceVersion, offset: u64) -> bool {
-        let is_after = |relist: &HistoryPosition| relist.offset == offset && *version < relist.version;
-        self.evicted_relist.as_ref().is_some_and(is_after)
+    pub(in crate::watch) fn has_relist_between(&self, from: &HistoryPosition, to: u64) -> bool {
+        let last = to.checked_sub(1).and_then(|last| self.last_relist(last));
+        last.is_some_and(|relist| from.is_before(relist))
     }
 
     /// Returns the time at which the first change after an offset was recorded.

@@ -75,9 +75,11 @@ async fn a_watch_parked_before_an_evicted_relist_is_notified_of_its_gap() {
     let parked = |number, offset| history.after_offset(&HistoryPosition { version: version(number), offset });
     assert_eq!(parked(10, 0), Err(NotInHistory::Expired));
     assert_eq!(parked(20, 0).unwrap().batches.len(), 1, "of its selection there was nothing more up to its version");
-    assert!(parked(12, 1).unwrap().is_after_gap);
-    assert!(!parked(20, 1).unwrap().is_after_gap, "it was passed");
-    assert!(!parked(21, 2).unwrap().is_after_gap);
+    let is_after_gap =
+        |number, offset| history.has_relist_between(&HistoryPosition { version: version(number), offset }, offset + 1);
+    assert!(is_after_gap(12, 1));
+    assert!(!is_after_gap(20, 1), "it was passed");
+    assert!(!is_after_gap(21, 2));
 }
 
 /// A parked watch resumes with the batch that it was in.

@@ -189,7 +189,7 @@ proptest! {
         let _entered = runtime.enter();
         let (past, mut world, mut all) = (past(), World::at(0), Vec::<Arc<Batch>>::new());
         let (mut reader, mut ends) = (Reader::<Lane>::new(Arc::clone(&past), 0), vec![0]);
-        let mut relists: Vec<u64> = Vec::new();
+        let mut relists: Vec<HistoryPosition> = Vec::new();
         let mut cx = Context::from_waker(Waker::noop());
         for op in ops {
             match op {
@@ -209,7 +209,7 @@ proptest! {
                     let mut batch = world.batch(|world| writes.into_iter().map(|(name, of)| world.put(["a", "b", "c", "d"][name], ["web", "db", "job"][of])).collect());
                     world.version += 1;
                     (batch.after, batch.is_relist) = (version(world.version), true);
-                    relists.push(past.head());
+                    relists.push(HistoryPosition { version: batch.after.clone(), offset: past.head() });
                     let batch = Arc::new(batch);
                     publish(&past, &[Arc::clone(&batch)]);
                     ends.push(past.head());
@@ -219,7 +219,7 @@ proptest! {
                     Poll::Pending | Poll::Ready(Read::More) => {}
                     Poll::Ready(Read::Batch(read)) => {
                         take(&mut reader, &read);
-                        let before = relists.iter().rev().find(|relist| **relist <= read.first);
+                        let before = relists.iter().rev().find(|relist| relist.offset <= read.first);
                         prop_assert_eq!(read.last_relist.as_ref(), before);
                         let truth = Truth::of(&all);
                         reader.iter_mut().for_each(|(_, lane)| truth.verify(lane, read.first + read.batch.changes.len() as u64));

@@ -122,6 +122,25 @@ async fn a_relist_before_the_next_event_is_reported_with_it() {
     assert_eq!(read(&mut lanes).iter().map(|(_, sent)| sent.relisted).collect::<Vec<_>>(), [false, true, false]);
 }
 
+/// Each of its events says so, and the history may have evicted it meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_relist_in_hand_is_reported_after_its_eviction() {
+    let mut world = World::of(Vec::new(), |_| ()).await;
+    let mut lanes = attached(&mut world, 1, MINUTE).await;
+    world.put(&[(1, 0, Some(0)), (1, 1, Some(0)), (2, 0, Some(0))], true).await;
+    let mut deliveries = Deliveries::default();
+    lanes.changed();
+    lanes.poll(&mut Context::from_waker(Waker::noop()), &mut deliveries, 1, false);
+    let mut sent = messages(&mut deliveries);
+    assert_eq!(sent.len(), 1);
+    world.put(&[(1, 1, Some(1))], true).await;
+    for app in [0, 1].into_iter().cycle().take(120) {
+        world.put(&[(1, 0, Some(app))], false).await;
+    }
+    sent.extend(read(&mut lanes));
+    assert_eq!(sent.iter().map(|(_, sent)| sent.relisted).collect::<Vec<_>>(), [true; 3]);
+}
+
 /// It is charged, until the client reads again.
 #[tokio::test(start_paused = true)]
 async fn a_stalled_stream_holds_one_batch() {

@@ -132,11 +132,7 @@ impl Follower<'_> {
     /// Passes events that had merged to nothing when the client's Subscribe stream was polled and gave it nothing, if the message is
     /// what came next. A client that reads waits then, and [`Follower::waits`] passes them.
     fn vanish_before(&mut self, at: usize, tally: &mut Tally) {
-        let polls = self.segment.polls.iter().filter(|(before, _)| *before == at);
-        let ends: BTreeSet<usize> = polls
-            .filter(|(_, moment)| self.may_merge(moment))
-            .map(|(_, moment)| self.next + self.untold(moment).len())
-            .collect();
+        let ends = self.polled_ends(at, |moment| self.may_merge(moment));
         if ends.is_empty() {
             return;
         }
@@ -151,6 +147,22 @@ impl Follower<'_> {
         if let Some(end) = ends.into_iter().find(|end| is_told(self, *end)) {
             self.vanishes(end, tally);
         }
+    }
+
+    /// Returns the ends of what a poll that gave nothing before a message may have merged: all events at the time, or, where a thread
+    /// merges after the poll, up to a later batch.
+    fn polled_ends(&self, at: usize, is_of: impl Fn(&Moment) -> bool) -> BTreeSet<usize> {
+        let polls = self.segment.polls.iter().filter(|(before, moment)| *before == at && is_of(moment));
+        let mut ends: BTreeSet<usize> = polls.map(|(_, moment)| self.next + self.untold(moment).len()).collect();
+        if let Some(first) = ends.first().copied().filter(|_| !self.truth.has_time) {
+            let all = self.next + self.untold(&self.segment.messages[at].moment).len();
+            ends.extend((first.max(self.next + 1)..all).filter(|end| self.is_between_batches(*end)));
+        }
+        ends
+    }
+
+    fn is_between_batches(&self, end: usize) -> bool {
+        self.expected[end].batch != self.expected[end - 1].batch
     }
 
     /// Begins a generation if this and the following messages are one, as far as the client has read them. It holds all events up
@@ -192,12 +204,11 @@ impl Follower<'_> {
         let may_lose_group =
             !self.truth.has_time && self.truth.may_be_forgotten(self.epoch_at, self.batches_told(moment));
         let all = self.next + self.untold(moment).len();
-        let is_between = |end: &usize| self.expected[*end].batch != self.expected[end - 1].batch;
-        let earlier = (self.next + 1..all).rev().filter(|end| (is_cut_short || may_lose_group) && is_between(end));
+        let earlier = (self.next + 1..all).rev();
+        let earlier = earlier.filter(|end| (is_cut_short || may_lose_group) && self.is_between_batches(*end));
         // The server may have begun it when there was no room for it.
-        let first = self.segment.polls.iter().filter(|(before, _)| *before == at);
-        let polled = first.map(|(_, moment)| self.next + self.untold(moment).len()).filter(|end| *end < all);
-        let polled: BTreeSet<usize> = polled.collect();
+        let mut polled = self.polled_ends(at, |_| true);
+        polled.retain(|end| *end < all);
         let ends = [all].into_iter().chain(polled.iter().copied()).chain(earlier);
         // What came before may have merged to nothing.
         let vanished = polled.iter().copied().filter(|start| self.merged_of(self.next, *start).0.is_empty());
