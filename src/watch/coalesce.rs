@@ -192,6 +192,9 @@ impl Generation {
             bodies += object.body().len() + size_of_body(previous.as_ref());
             had += size_of_body(deleted.or(previous.as_ref()));
         }
+        // Inside of a batch its version is not reached: who has that is not sent the rest.
+        let reached = |after| if position.version < after { position.version.clone() } else { after };
+        let versions = versions.map(|(before, after)| (before, reached(after)));
         let size = Size { entries: drained.capacity() * size_of::<CoalescedEvent>(), bodies, had };
         DrainingGeneration { drained, versions, position, size, suppressed, _alive: Alive::new(Kind::Merging, 0) }
     }

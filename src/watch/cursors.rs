@@ -119,15 +119,12 @@ impl<F: Frame> Cursors<F> {
 
     /// Keeps in the history what queues need, counts or merges what it cannot keep for long, and drops the rest.
     pub(super) fn keep_needed(&self) {
-        let Some(limit) = self.shared.past.history().lock().kept_until() else { return };
-        let before = self.shared.past.history().lock().kept_from();
+        let Some(limit) = self.shared.past.history().lock().begin_keep() else { return };
         let needed = self.queues().iter().map(|queue| queue.needs(limit)).min().unwrap_or(u64::MAX);
         let mut history = self.shared.past.history().lock();
-        // A queue that was added meanwhile needs nothing before the present end.
+        // A queue that was added meanwhile, or whose policy acts since, has noted what it needs.
         let end = history.current().offset;
-        if history.kept_from() >= before {
-            history.keep_from(needed.min(end));
-        }
+        history.keep_from(needed.min(end));
         history.evict_old(Instant::now());
     }
 

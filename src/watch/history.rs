@@ -73,6 +73,8 @@ struct Evicted {
     evictions: VecDeque<(usize, HistoryPosition)>,
     /// Offset from which on some queue needs the changes: what is evicted is kept for it, and with that at most twice the bounds.
     needed: u64,
+    /// The lowest one that was added since the needs of the queues are being read.
+    also: u64,
     /// End of what must be counted or merged soon, because more is kept than the bounds; 0 if that is nothing.
     kept_until: u64,
 }
@@ -382,7 +384,8 @@ impl History {
 
 impl Default for Evicted {
     fn default() -> Self {
-        Self { batches: 0, events: 0, bytes: 0, evictions: VecDeque::new(), needed: u64::MAX, kept_until: 0 }
+        let (needed, also) = (u64::MAX, u64::MAX);
+        Self { batches: 0, events: 0, bytes: 0, evictions: VecDeque::new(), needed, also, kept_until: 0 }
     }
 }
 

@@ -52,8 +52,8 @@ struct Inner {
     lookahead: Option<Box<Lookahead>>,
     /// Offset that the lookahead has reached.
     reached: u64,
-    /// While a thread works on the lookahead: the number of events that the reader has taken meanwhile.
-    taken_meanwhile: Option<u64>,
+    /// While a thread works on the lookahead: the number of events, and of suppressed changes, that the reader has taken meanwhile.
+    taken_meanwhile: Option<(u64, u64)>,
     /// True if a thread will work on it, or does.
     is_queued: bool,
     /// Size of what has merged, and of what is delivered.
@@ -171,12 +171,16 @@ impl<F: Frame> Queue<F> {
         }
     }
 
-    /// Lets the policy act from now on, if the initial events are delivered: the reader has everything.
+    /// Lets the policy act from now on, if the initial events are delivered: the reader has had everything.
     pub(super) fn has_caught_up(&self) {
         let mut inner = self.inner.lock();
         if let State::CatchingUp { has_initial_events: false } = inner.state {
             inner.state = State::Live;
-            self.look_again(&inner, inner.at.offset);
+            match self.read_up_to(&inner) {
+                // Something that concerns it has come meanwhile.
+                Some(at) => self.acts_from(&inner, at),
+                None => self.look_again(&inner, inner.at.offset),
+            }
         }
     }
 
@@ -264,7 +268,9 @@ impl<F: Frame> Queue<F> {
             Some(ahead) if ahead.position.offset > at.offset => ahead.pass(events, suppressed, self.length()),
             ahead => *ahead = None,
         }
-        inner.taken_meanwhile.iter_mut().for_each(|taken| *taken += events);
+        if let Some(taken) = &mut inner.taken_meanwhile {
+            *taken = (taken.0 + events, taken.1 + suppressed);
+        }
         if let State::Frozen { left, .. } = &mut inner.state {
             *left = left.saturating_sub(events);
         }

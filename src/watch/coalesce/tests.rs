@@ -16,7 +16,7 @@ fn version(number: u128) -> ResourceVersion {
 }
 
 fn position(offset: u64) -> ReplayPosition {
-    ReplayPosition { version: version(1), offset, is_gap: false }
+    ReplayPosition { version: version(99), offset, is_gap: false }
 }
 
 fn object(name: &str, uid: &str, app: &str, number: u128) -> Arc<Object> {
@@ -256,6 +256,18 @@ proptest! {
             prop_assert_eq!(&last.version, &version(99));
         }
         prop_assert!(told.iter().rev().skip(1).all(|event| event.version == version(1)));
+    }
+}
+
+#[test]
+fn inside_of_a_batch_the_client_does_not_get_its_version() {
+    let [a, b] = ["a", "b"].map(|name| object(name, "1", "web", 2));
+    let changes = [change(None, Some(&a), 2), change(None, Some(&b), 3)];
+    let before = HistoryPosition { version: version(1), offset: 3 };
+    for (reached, expected) in [(1, 1), (98, 98), (99, 99), (120, 99)] {
+        let position = ReplayPosition { version: version(reached), ..position(9) };
+        let draining = merged(&Selection::default(), &changes).drain(position, true, |_, _| false);
+        assert_eq!(draining.after(&before).version, version(expected));
     }
 }
 

@@ -11,22 +11,25 @@ const KEPT_EVENTS: usize = 256;
 // === impl History ===
 
 impl History {
-    /// Keeps what follows an offset. Whoever sets a lower one calls this no later than the changes come.
+    /// Begins to read what the queues need. Returns the end of what must be counted or merged soon, 0 if that is nothing; `None` if
+    /// nothing is kept that was evicted.
+    pub(in crate::watch) fn begin_keep(&mut self) -> Option<u64> {
+        self.evicted.also = u64::MAX;
+        self.kept_until()
+    }
+
+    /// Keeps what follows an offset, and [also](Self::keep_also_from) what was requested since [`Self::begin_keep`].
     pub(in crate::watch) fn keep_from(&mut self, offset: u64) {
-        self.evicted.needed = offset;
+        self.evicted.needed = offset.min(self.evicted.also);
     }
 
     /// Keeps what follows an offset also, for one who will need it from now on.
     pub(in crate::watch) fn keep_also_from(&mut self, offset: u64) {
         self.evicted.needed = self.evicted.needed.min(offset);
+        self.evicted.also = self.evicted.also.min(offset);
     }
 
-    /// Returns the offset that [is kept from](Self::keep_from).
-    pub(in crate::watch) fn kept_from(&self) -> u64 {
-        self.evicted.needed
-    }
-
-    /// Returns the end of what must be counted or merged soon, 0 if that is nothing; `None` if nothing is kept that was evicted.
+    /// Returns the same as [`Self::begin_keep`].
     pub(in crate::watch) fn kept_until(&self) -> Option<u64> {
         (self.evicted.batches > 0).then_some(self.evicted.kept_until)
     }

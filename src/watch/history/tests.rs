@@ -453,6 +453,13 @@ async fn what_is_evicted_is_kept_within_bounds_for_who_needs_it_and_nobody_resum
     assert!(history.read(6, 400, 1000).is_none());
     let (begin, bytes) = (400 - history.events() as u64, history.bytes());
     assert_eq!(history.read(begin, 400, 1000).map(|batches| batches.len()), Some(history.events()));
+    // A queue has requested that meanwhile.
+    history.begin_keep();
+    history.keep_also_from(begin + 1);
+    history.keep_from(u64::MAX);
+    history.evict_old(now);
+    assert!(history.read(begin + 1, 400, 1000).is_some());
+    history.begin_keep();
     history.keep_from(u64::MAX);
     history.evict_old(now);
     assert_eq!((history.events(), history.bytes()), (4, bytes / 265 * 4));

@@ -41,8 +41,12 @@ impl<F: Frame> Queue<F> {
             if inner.is_at_thread() {
                 return false;
             }
-            inner.taken_meanwhile = Some(0);
-            let at = self.read_up_to(&inner).unwrap_or(head);
+            let Some(at) = self.read_up_to(&inner) else {
+                // The reader has everything that concerned it; what was published since is not checked for it yet.
+                inner.is_queued = false;
+                return false;
+            };
+            inner.taken_meanwhile = Some((0, 0));
             let begin = ReplayPosition { offset: at, ..inner.at.clone() };
             let mut ahead = inner.lookahead.take().unwrap_or_else(|| Box::new(Lookahead::at(begin.clone())));
             ahead.begin(begin);
@@ -65,13 +69,15 @@ impl<F: Frame> Queue<F> {
     }
 
     /// Puts a lookahead back. Returns true if there is more to do, if the writer has to be woken, and the waker of the reader.
-    fn put_back(&self, ahead: Box<Lookahead>, worked: Option<Result<Worked, Stop>>) -> (bool, bool, Option<Waker>) {
+    fn put_back(&self, mut ahead: Box<Lookahead>, worked: Option<Result<Worked, Stop>>) -> (bool, bool, Option<Waker>) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let taken_meanwhile = inner.taken_meanwhile.take().unwrap_or(0);
+        let (taken, suppressed) = inner.taken_meanwhile.take().unwrap_or_default();
         let at = self.read_up_to(inner).unwrap_or(u64::MAX);
-        let is_outdated = taken_meanwhile > 0 || ahead.position.offset < at;
+        let is_outdated = ahead.position.offset < at;
         if !is_outdated {
+            // The history may have dropped what it has counted: nobody can count that again.
+            ahead.pass(taken, suppressed, self.length());
             inner.lookahead = Some(ahead);
         }
         let (mut has_more, mut is_freed) = (false, false);
