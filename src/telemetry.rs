@@ -203,9 +203,9 @@ impl Family<'_, '_> {
     }
 
     fn watch(&mut self) -> fmt::Result {
-        self.gauge("watchers", "Open watches", |r| r.load.watchers() as f64)?;
+        self.gauge("watchers", "Open watches", |r| r.load.watchers as f64)?;
         let help = "Age of the oldest event that waits for a watch";
-        self.gauge_of("watch_max_lag", &Unit::Seconds, help, |r| r.load.max_lag().as_secs_f64())?;
+        self.gauge_of("watch_max_lag", &Unit::Seconds, help, |r| r.load.max_lag.as_secs_f64())?;
         self.gauge("watch_groups", "Selections and formats of watches, each counted once", |r| r.watch(|s| &s.groups))?;
         let help = "Watches ended because the history dropped their events before these were counted or merged";
         self.counter("watch_selections_expired", help, |r| r.watch_count(|s| &s.expired))?;

@@ -105,9 +105,9 @@ impl HttpCall {
     ///
     /// If a limit is reached. A response with a body would wait for the client's window in no account.
     pub(crate) fn place<B>(service: &Service, request: &mut Request<B>) -> Result<PeerCall, ApiError> {
-        let peer = service.peers().call("", request.extensions());
+        let peer = service.inner.peers.call("", request.extensions());
         let peer = peer.inspect_err(|refusal| drop(service.metrics().refuse(refusal)))?;
-        let charge = service.peers().request(request.headers(), request.extensions());
+        let charge = service.inner.peers.request(request.headers(), request.extensions());
         request.extensions_mut().insert(charge.clone());
         Ok(peer.holding(charge, service.metrics().refused().clone()))
     }

@@ -24,21 +24,6 @@ pub struct WatchLoads(BTreeMap<u64, WatchLoad>);
 // === impl WatchLoad ===
 
 impl WatchLoad {
-    /// Returns the number of open watches.
-    pub fn watchers(&self) -> u64 {
-        self.watchers
-    }
-
-    /// Returns the number of watches that hold only a version.
-    pub fn parked(&self) -> u64 {
-        self.parked
-    }
-
-    /// Returns the age of the oldest event that waits for a watch.
-    pub fn max_lag(&self) -> Duration {
-        self.max_lag
-    }
-
     /// Returns the number of events that watches were sent, initial events included.
     pub fn events_sent(&self) -> u64 {
         self.sent.events
@@ -84,12 +69,12 @@ impl Service {
         let resources: Vec<_> =
             self.resources().map(|resource| resource_stats(&resource, &loads.of(&resource))).collect();
         let (process, ledger) = (ProcessLoad::read(), self.ledger());
-        let started_at = process.as_ref().map_or(self.started_at(), ProcessLoad::started_at);
+        let started_at = process.as_ref().map_or(self.inner.started_at, ProcessLoad::started_at);
         let server = pb::ServerStats {
             started_at: Some(proto::timestamp(started_at)),
             draining: self.is_shutting_down(),
             connections: ledger.connections() as u64,
-            watchers: loads.0.values().map(WatchLoad::watchers).sum(),
+            watchers: loads.0.values().map(|load| load.watchers).sum(),
             held_bytes: ledger.waiting().total() as u64,
             held_bytes_limit: ledger.limit() as u64,
             resident_bytes: process.as_ref().map_or(0, ProcessLoad::resident_bytes),
@@ -174,8 +159,8 @@ fn resource_stats(resource: &ServedResource, watches: &WatchLoad) -> pb::Resourc
         bytes_sent: watches.bytes_sent(),
         dropped: load(&watch.dropped),
         suppressed: watches.suppressed(),
-        parked: watches.parked(),
-        max_lag: proto::duration_message(watches.max_lag()),
+        parked: watches.parked,
+        max_lag: proto::duration_message(watches.max_lag),
         blocked: proto::duration_message(Duration::from_micros(load(&watch.blocked_micros))),
         cache_bytes: informer.snapshot().map_or(0, |snapshot| snapshot.body_bytes() as u64),
         history_bytes: load(&stats.history_bytes),
