@@ -185,8 +185,8 @@ impl Listing {
             let after = format!("{}\0{}\0{sent}", last.namespace(), last.name());
             service.inner.pages.token(snapshot, *query, &after, *origin)
         });
-        let is_everything = *selection == Selection::default();
-        let remaining = next.as_ref().filter(|_| is_everything).map(|_| (snapshot.len() as u64).saturating_sub(*sent));
+        let remaining =
+            next.as_ref().filter(|_| selection.selects_all()).map(|_| (snapshot.len() as u64).saturating_sub(*sent));
         ListEnd { version: snapshot.safe_version().clone(), next, remaining }
     }
 }
