@@ -24,21 +24,6 @@ pub struct WatchLoads(BTreeMap<u64, WatchLoad>);
 // === impl WatchLoad ===
 
 impl WatchLoad {
-    /// Returns the number of events that watches were sent, initial events included.
-    pub fn events_sent(&self) -> u64 {
-        self.sent.events
-    }
-
-    /// Returns the bytes of these, and of bookmarks.
-    pub fn bytes_sent(&self) -> u64 {
-        self.sent.bytes
-    }
-
-    /// Returns the number of changes that views have suppressed.
-    pub fn suppressed(&self) -> u64 {
-        self.sent.suppressed
-    }
-
     /// Returns the number of ends by reason, every reason once.
     pub fn ends(&self) -> impl Iterator<Item = (&'static str, u64)> {
         END_REASONS.into_iter().zip(self.sent.ends)
@@ -155,10 +140,10 @@ fn resource_stats(resource: &ServedResource, watches: &WatchLoad) -> pb::Resourc
         resource: resource.name.clone(),
         changes: load(&stats.changes),
         relists: load(&stats.replaces),
-        events_sent: watches.events_sent(),
-        bytes_sent: watches.bytes_sent(),
+        events_sent: watches.sent.events,
+        bytes_sent: watches.sent.bytes,
         dropped: load(&watch.dropped),
-        suppressed: watches.suppressed(),
+        suppressed: watches.sent.suppressed,
         parked: watches.parked,
         max_lag: proto::duration_message(watches.max_lag),
         blocked: proto::duration_message(Duration::from_micros(load(&watch.blocked_micros))),

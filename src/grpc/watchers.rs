@@ -66,7 +66,7 @@ pub struct WatchLoad {
     /// Open watches.
     pub watchers: u64,
     /// Sums over these, and over all that have ended.
-    pub(super) sent: Totals,
+    pub sent: Totals,
     /// Watches that hold only a version now.
     pub parked: u64,
     /// Age of the oldest event that waits for one of them.
