@@ -203,9 +203,9 @@ impl Family<'_, '_> {
     }
 
     fn watch(&mut self) -> fmt::Result {
-        self.gauge("watchers", "Open watches", |r| r.load.watchers() as f64)?;
+        self.gauge("watchers", "Open watches", |r| r.load.watchers as f64)?;
         let help = "Age of the oldest event that waits for a watch";
-        self.gauge_of("watch_max_lag", &Unit::Seconds, help, |r| r.load.max_lag().as_secs_f64())?;
+        self.gauge_of("watch_max_lag", &Unit::Seconds, help, |r| r.load.max_lag.as_secs_f64())?;
         self.gauge("watch_groups", "Selections and formats of watches, each counted once", |r| r.watch(|s| &s.groups))?;
         let help = "Watches ended because the history dropped their events before these were counted or merged";
         self.counter("watch_selections_expired", help, |r| r.watch_count(|s| &s.expired))?;
@@ -219,15 +219,15 @@ impl Family<'_, '_> {
             "Events encoded, nearly always once for all watches with the same selection and format",
             |r| r.watch_count(|s| &s.encoded),
         )?;
-        self.counter("watch_events_sent", "Events sent to watches, initial events included", |r| r.load.events_sent())?;
+        self.counter("watch_events_sent", "Events sent to watches, initial events included", |r| r.load.sent.events)?;
         let help = "Bytes sent to watches: events and bookmarks";
         self.encode("watch_sent", Some(&Unit::Bytes), help, MetricType::Counter, |r| {
-            ConstCounter::new(r.load.bytes_sent())
+            ConstCounter::new(r.load.sent.bytes)
         })?;
         self.counter(
             "watch_changes_suppressed",
             "Changes suppressed by views, as bookmarks have reported them",
-            |r| r.load.suppressed(),
+            |r| r.load.sent.suppressed,
         )?;
         self.counter("watch_events_dropped", "Events dropped under DROP", |r| r.watch_count(|s| &s.dropped))?;
         let help = "Watches ended under BLOCK because their client exhausted its budget";

@@ -25,7 +25,7 @@ pub(super) fn demand(service: &Service) -> Vec<ProgressGuard> {
 /// Waits until each resource that is watched has caught up with its upstream, for a short time.
 pub(super) async fn catch_up(service: &Service) {
     let loads = service.watch_loads();
-    let is_watched = |resource: &&Arc<ServedResource>| loads.of(resource).watchers() > 0;
+    let is_watched = |resource: &&Arc<ServedResource>| loads.of(resource).watchers > 0;
     let resources: Vec<_> = service.resources().collect();
     let watched = resources.iter().filter(is_watched);
     join_all(watched.map(|resource| resource.informer.catch_up(TIMEOUT))).await;

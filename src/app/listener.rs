@@ -39,14 +39,12 @@ impl GrpcListener {
             }
         }
     }
-}
 
-impl GrpcListener {
     /// Returns the address, with the real port instead of a configured 0.
     pub(super) fn address(&self) -> Option<ListenAddr> {
         match self {
             Self::Tcp(listener) => listener.local_addr().ok().map(ListenAddr::Tcp),
-            Self::Unix(_, socket) => Some(ListenAddr::Unix(socket.path().to_owned())),
+            Self::Unix(_, socket) => Some(ListenAddr::Unix(socket.0.clone())),
         }
     }
 
@@ -61,13 +59,6 @@ impl GrpcListener {
 }
 
 // === impl UnixSocket ===
-
-impl UnixSocket {
-    /// Returns the path.
-    pub(super) fn path(&self) -> &Path {
-        &self.0
-    }
-}
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {

@@ -160,11 +160,11 @@ pub(super) async fn index_values(
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
     let namespaces = access.namespaces.as_ref();
     let (id, bound) = (resource.calls.id(), bound.encode_to_vec());
-    let query = service.pages().query_hash(&("ListIndexValues", id, bound, call.user(), namespaces));
+    let query = service.inner.pages.query_hash(&("ListIndexValues", id, bound, call.user(), namespaces));
     let (snapshot, after) = if request.page_token.is_empty() {
         (service.snapshot(&resource, None, call.wait).await?, None)
     } else {
-        let Continued { snapshot, after } = service.pages().resume(&request.page_token, query)?;
+        let Continued { snapshot, after } = service.inner.pages.resume(&request.page_token, query)?;
         (snapshot, Some(after))
     };
     let page_size = match request.page_size as usize {
@@ -194,7 +194,7 @@ pub(super) async fn index_values(
         }
         if values.len() == page_size || (bytes + value.len() > MAX_VALUES_BYTES && !values.is_empty()) {
             let position = position_after(&values, (listed, after));
-            next_page_token = service.pages().token(&snapshot, query, &position, call.caller().origin());
+            next_page_token = service.inner.pages.token(&snapshot, query, &position, call.caller().origin());
             break;
         }
         bytes += value.len();

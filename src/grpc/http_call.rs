@@ -105,9 +105,9 @@ impl HttpCall {
     ///
     /// If a limit is reached. A response with a body would wait for the client's window in no account.
     pub(crate) fn place<B>(service: &Service, request: &mut Request<B>) -> Result<PeerCall, ApiError> {
-        let peer = service.peers().call("", request.extensions());
+        let peer = service.inner.peers.call("", request.extensions());
         let peer = peer.inspect_err(|refusal| drop(service.metrics().refuse(refusal)))?;
-        let charge = service.peers().request(request.headers(), request.extensions());
+        let charge = service.inner.peers.request(request.headers(), request.extensions());
         request.extensions_mut().insert(charge.clone());
         Ok(peer.holding(charge, service.metrics().refused().clone()))
     }
@@ -143,20 +143,15 @@ impl HttpCall {
         service: &Service,
         method: HttpMethod,
         request: &mut Request<B>,
-        mut observer: Option<RpcObserver>,
+        observer: Option<RpcObserver>,
     ) -> Result<Self, ApiError> {
         let path = method.path();
-        let mut refused = |refusal: ApiError| {
-            if let Some(observer) = &mut observer {
-                observer.ends(refusal.to_status().code());
-            }
-            refusal
-        };
         let charge = request.extensions().get::<RequestCharge>().cloned();
         let audited = service.denials().and_then(|log| AuditedCall::new(log, path, request.extensions()));
         if let Some(audited) = &audited {
             request.extensions_mut().insert(audited.clone());
         }
+        let mut outcome = Outcome { observer, audited };
         let authentication = service.config().authentication.clone();
         if authentication.is_some() || is_impersonating(request.headers()) || has_expired(request.extensions()) {
             // Cancel-safe: the call ends if the other arm wins.
@@ -165,10 +160,8 @@ impl HttpCall {
                 refusal = ended(charge.as_ref()) => Err(refusal),
             };
             if let Err(refusal) = authenticated {
-                if let Some(audited) = &audited {
-                    audited.answers(&super::status::trailers(&refusal.to_status()));
-                }
-                return Err(refused(refusal));
+                outcome.refuses(&refusal.to_status());
+                return Err(refusal);
             }
         }
         let call = Call::new(request.headers(), request.extensions());
@@ -176,7 +169,6 @@ impl HttpCall {
             stream.belongs_to(owner);
         }
         let charge = charge.filter(|_| !method.is_watch());
-        let outcome = Outcome { observer, audited };
         Ok(Self { service: service.clone(), call, outcome, charge, span: Span::none() })
     }
 
@@ -215,11 +207,7 @@ impl HttpCall {
 
     /// Counts a refusal, and records it as the end of the call.
     pub(crate) fn refuse(&mut self, refusal: &ApiError) {
-        let status = self.service.metrics().refuse(refusal);
-        self.outcome.ends(status.code());
-        if let Some(audited) = &self.outcome.audited {
-            audited.answers(&super::status::trailers(&status));
-        }
+        self.outcome.refuses(&self.service.metrics().refuse(refusal));
     }
 
     /// Records the code with which the call ends.
@@ -367,6 +355,14 @@ impl Outcome {
         }
         if let Some(audited) = &self.audited {
             audited.ends(code);
+        }
+    }
+
+    /// Records the status with which the call is refused.
+    fn refuses(&mut self, status: &Status) {
+        self.ends(status.code());
+        if let Some(audited) = &self.audited {
+            audited.refuses(status);
         }
     }
 

@@ -124,7 +124,7 @@ where
         super::trace_context::set_parent(&span, request.headers());
         let observer = observer.map(|observer| observer.in_span(span.clone()));
         let is_watch = request.uri().path() == WATCH_PATH;
-        let peer = match self.service.peers().call(request.uri().path(), request.extensions()) {
+        let peer = match self.service.inner.peers.call(request.uri().path(), request.extensions()) {
             Ok(peer) => peer,
             Err(refusal) => {
                 // Headers alone, also of a Watch: a message would wait for the client's window, in no account.
@@ -132,7 +132,7 @@ where
                 return Box::pin(std::future::ready(Ok(body.of(refused(metrics.refuse(&refusal))))));
             }
         };
-        let charge = self.service.peers().request(request.headers(), request.extensions());
+        let charge = self.service.inner.peers.request(request.headers(), request.extensions());
         let deadline = timeout_of(request.headers()).map(|timeout| Instant::now() + timeout);
         let path = request.uri().path();
         // The only service that needs no credentials: a probe has none, and it learns nothing but the names of resources that it
@@ -246,7 +246,7 @@ where
     if request.body().0.is_stream()
         && let Some(caller) = Call::new(request.headers(), request.extensions()).authenticated()
     {
-        request.body_mut().0.belong_to(service.open_streams().enter(caller));
+        request.body_mut().0.belong_to(service.inner.open_streams.enter(caller));
     }
     let is_impersonated = request.extensions().get::<Impersonator>().is_some();
     let user = request.extensions().get().filter(|_| is_impersonated).and_then(impersonated_user);

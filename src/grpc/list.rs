@@ -207,7 +207,7 @@ async fn answer(
     let at = AtVersion::parse("min_resource_version", version, *matching, std::mem::take(history))?;
     let key = like.as_ref().map(|like| &like.key);
     let rights = (call.user(), &selection.namespaces);
-    let query = service.pages().query_hash(&("List", resource.calls.id(), request.encode_to_vec(), key, rights));
+    let query = service.inner.pages.query_hash(&("List", resource.calls.id(), request.encode_to_vec(), key, rights));
     let quotas = [service.quotas().stream(&call)?, service.quotas().bulk_response(&call)?];
     let view = resource.views.read(&resource.name, caller, &mut format)?;
     let (ReadState { snapshot, permit }, after) = start(service, &resource, (&page_token, query), &at, &call).await?;
@@ -268,7 +268,7 @@ async fn start(
     if page_token.is_empty() {
         return Ok((service.state(resource, at, call).await?, None));
     }
-    let Continued { snapshot, after } = service.pages().resume(page_token, query)?;
+    let Continued { snapshot, after } = service.inner.pages.resume(page_token, query)?;
     let key = after.split_once('\0').and_then(|(namespace, name)| ObjectKey::new(namespace, name).ok());
     // This server writes a key into each token, so another token was not issued by it.
     Ok((ReadState { snapshot, permit: None }, Some(key.ok_or(ApiError::PageTokenExpired)?)))
@@ -280,7 +280,7 @@ impl ListBody {
     /// Returns the token of the next page.
     fn next_page_token(&self) -> String {
         let after = self.position.sent.as_ref().map(|sent| format!("{}\0{}", sent.namespace(), sent.name()));
-        self.service.pages().token(&self.snapshot, self.query, &after.unwrap_or_default(), self.origin)
+        self.service.inner.pages.token(&self.snapshot, self.query, &after.unwrap_or_default(), self.origin)
     }
 
     /// Returns the namespaces that the next message names: the first one those to which the answer is limited.

@@ -64,50 +64,43 @@ pub(super) struct ServerCollector {
 const INFORMER_SERVICE: &str = "informerd.v1.InformerService";
 const ADMIN_SERVICE: &str = "informerd.v1.AdminService";
 const HEALTH_SERVICE: &str = "grpc.health.v1.Health";
-/// Requests to the Kubernetes API, whose HTTP status counts as the gRPC code that it stands for.
-#[cfg(feature = "kubernetes-api")]
-const KUBERNETES: &str = "kubernetes";
-/// Requests for resources under their own names at the same listener, counted alike.
-#[cfg(feature = "kubernetes-api")]
-const HTTP: &str = "http";
 const UNARY: &str = "unary";
 const SERVER_STREAM: &str = "server_stream";
 const BIDI_STREAM: &str = "bidi_stream";
 /// Methods whose calls are counted.
-static METHODS: &[Method] = &[
-    (INFORMER_SERVICE, "Watch", SERVER_STREAM),
-    (INFORMER_SERVICE, "Subscribe", BIDI_STREAM),
-    (INFORMER_SERVICE, "List", SERVER_STREAM),
-    (INFORMER_SERVICE, "Get", UNARY),
-    (INFORMER_SERVICE, "ByIndex", SERVER_STREAM),
-    (INFORMER_SERVICE, "Changes", SERVER_STREAM),
-    (INFORMER_SERVICE, "Until", UNARY),
-    (INFORMER_SERVICE, "Explain", UNARY),
-    (INFORMER_SERVICE, "ListResources", UNARY),
-    (INFORMER_SERVICE, "ListIndexValues", UNARY),
-    (ADMIN_SERVICE, "ListWatchers", UNARY),
-    (ADMIN_SERVICE, "DisconnectWatchers", UNARY),
-    (ADMIN_SERVICE, "GetStats", UNARY),
-    (HEALTH_SERVICE, "Check", UNARY),
-    (HEALTH_SERVICE, "Watch", SERVER_STREAM),
-    ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", BIDI_STREAM),
-    ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", BIDI_STREAM),
+static METHODS: &[&[Method]] = &[
+    &[
+        (INFORMER_SERVICE, "Watch", SERVER_STREAM),
+        (INFORMER_SERVICE, "Subscribe", BIDI_STREAM),
+        (INFORMER_SERVICE, "List", SERVER_STREAM),
+        (INFORMER_SERVICE, "Get", UNARY),
+        (INFORMER_SERVICE, "ByIndex", SERVER_STREAM),
+        (INFORMER_SERVICE, "Changes", SERVER_STREAM),
+        (INFORMER_SERVICE, "Until", UNARY),
+        (INFORMER_SERVICE, "Explain", UNARY),
+        (INFORMER_SERVICE, "ListResources", UNARY),
+        (INFORMER_SERVICE, "ListIndexValues", UNARY),
+        (ADMIN_SERVICE, "ListWatchers", UNARY),
+        (ADMIN_SERVICE, "DisconnectWatchers", UNARY),
+        (ADMIN_SERVICE, "GetStats", UNARY),
+        (HEALTH_SERVICE, "Check", UNARY),
+        (HEALTH_SERVICE, "Watch", SERVER_STREAM),
+        ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", BIDI_STREAM),
+        ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", BIDI_STREAM),
+    ],
+    // Requests to the Kubernetes API, and for resources under their own names at the same listener: their HTTP status counts as
+    // the gRPC code that it stands for.
     #[cfg(feature = "kubernetes-api")]
-    (KUBERNETES, "Watch", SERVER_STREAM),
-    #[cfg(feature = "kubernetes-api")]
-    (KUBERNETES, "List", SERVER_STREAM),
-    #[cfg(feature = "kubernetes-api")]
-    (KUBERNETES, "Get", UNARY),
-    #[cfg(feature = "kubernetes-api")]
-    (KUBERNETES, "Discover", UNARY),
-    #[cfg(feature = "kubernetes-api")]
-    (KUBERNETES, "Review", UNARY),
-    #[cfg(feature = "kubernetes-api")]
-    (HTTP, "Watch", SERVER_STREAM),
-    #[cfg(feature = "kubernetes-api")]
-    (HTTP, "List", SERVER_STREAM),
-    #[cfg(feature = "kubernetes-api")]
-    (HTTP, "Get", UNARY),
+    &[
+        ("kubernetes", "Watch", SERVER_STREAM),
+        ("kubernetes", "List", SERVER_STREAM),
+        ("kubernetes", "Get", UNARY),
+        ("kubernetes", "Discover", UNARY),
+        ("kubernetes", "Review", UNARY),
+        ("http", "Watch", SERVER_STREAM),
+        ("http", "List", SERVER_STREAM),
+        ("http", "Get", UNARY),
+    ],
 ];
 /// Status codes, under their names in grpc-go.
 const CODES: [(Code, &str); 17] = [
@@ -137,7 +130,7 @@ const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 impl RpcMetrics {
     /// Registers the counters.
     pub(super) fn register(&self, registry: &mut Registry) {
-        for method in METHODS {
+        for method in METHODS.iter().copied().flatten() {
             drop(self.started.get_or_create(&labels(method)));
             drop(self.handling.get_or_create(&labels(method)));
             drop(self.received.get_or_create(&labels(method)));
@@ -176,7 +169,7 @@ impl RpcMetrics {
     /// Counts the start of a call by the path of its method; none if it is not one of [`METHODS`].
     pub(super) fn start(self: &Arc<Self>, path: &str) -> Option<RpcObserver> {
         let called = path.strip_prefix('/')?.split_once('/')?;
-        let method = METHODS.iter().find(|(service, name, _)| (*service, *name) == called)?;
+        let method = METHODS.iter().copied().flatten().find(|(service, name, _)| (*service, *name) == called)?;
         self.started.get_or_create(&labels(method)).inc();
         Some(RpcObserver {
             metrics: Arc::clone(self),
@@ -339,10 +332,8 @@ mod tests {
                 }));
             }
         }
-        let called = METHODS.iter().filter(|(service, ..)| !["kubernetes", "http"].contains(service));
-        let known =
-            called.map(|(service, method, kind)| ((*service).to_owned(), (*method).to_owned(), (*kind).to_owned()));
-        assert_eq!(found, known.collect::<BTreeSet<_>>());
+        let known = METHODS[0].iter().map(|method| <[&str; 3]>::from(*method).map(str::to_owned).into());
+        assert_eq!(found, known.collect::<BTreeSet<(String, String, String)>>());
     }
 
     /// The names that `codes.Code.String` of grpc-go returns.

@@ -77,7 +77,7 @@ async fn expression(
     caller: Caller,
 ) -> Result<Expression, ApiError> {
     check_expressions("expression")?;
-    let expression = service.expressions().compile(text, caller).await?;
+    let expression = service.inner.expressions.compile(text, caller).await?;
     let expression = expression.map_err(|error| not_compiled("expression", "", &error))?;
     Ok(expression.counted_in(&resource.informer.stats().expression_errors))
 }
@@ -92,7 +92,7 @@ pub(super) async fn condition(
     check_expressions("conditions")?;
     let service = access.service;
     let located = |error| not_compiled("conditions", &format!("[{at}], "), &error);
-    let condition = service.conditions().compile(text, caller).await?.map_err(located)?;
+    let condition = service.inner.conditions.compile(text, caller).await?.map_err(located)?;
     if condition.reads_body() {
         access.require_bodies("condition with `object`").await?;
     }

@@ -158,7 +158,7 @@ impl Service {
 
     /// Returns all open streams and watches.
     fn open(&self) -> Vec<Open> {
-        let streams = self.open_streams().callers().into_iter().map(|(id, caller)| Open::Stream(id, caller));
+        let streams = self.inner.open_streams.callers().into_iter().map(|(id, caller)| Open::Stream(id, caller));
         // The end of a stream comes before those of its watches.
         streams.chain(self.watchers().granted().into_iter().map(Open::Watch)).collect()
     }
@@ -442,7 +442,7 @@ impl Changed {
     /// Ends a stream or a watch.
     fn end(&mut self, service: &Service, open: &Open, refusal: ApiError) {
         match open {
-            Open::Stream(id, _) => service.open_streams().end(*id, refusal),
+            Open::Stream(id, _) => service.inner.open_streams.end(*id, refusal),
             Open::Watch(watch) => self.set(service, watch, WatchAccess::Ended(refusal)),
         }
     }

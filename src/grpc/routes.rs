@@ -132,18 +132,6 @@ impl GeneratedServices {
     }
 }
 
-// === impl Own ===
-
-impl Own {
-    /// Returns true if the messages of the response are those of other responses, too, so that they are compressed once for all.
-    fn compresses(self) -> bool {
-        match self {
-            Self::Watch | Self::List | Self::ByIndex => true,
-            Self::Subscribe | Self::Get | Self::Changes => false,
-        }
-    }
-}
-
 // === impl Methods ===
 
 impl tower::Service<CallRequest> for Methods {
@@ -172,7 +160,9 @@ impl tower::Service<CallRequest> for Methods {
                 return Box::pin(answered_by(generated, service, Request::from_parts(parts, messages)));
             }
         };
-        let compression = own.compresses().then(|| accepted(&service.config().compression, &parts.headers)).flatten();
+        // Of these, other responses have the same messages: they are compressed once for all.
+        let compresses = matches!(own, Own::Watch | Own::List | Own::ByIndex);
+        let compression = compresses.then(|| accepted(&service.config().compression, &parts.headers)).flatten();
         // A call that waits for its message must be small: boxed, because the futures around it hold it several times.
         let call = Box::new(Call { compression, ..Call::new(&parts.headers, &parts.extensions) });
         Box::pin(async move {

@@ -41,7 +41,7 @@ use crate::{
 /// The resources that this server serves, and their limits. Clones share one state.
 #[derive(Debug, Clone)]
 pub struct Service {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
 /// The two steps in which the server shuts down.
@@ -104,19 +104,19 @@ pub struct ServiceConfig {
 }
 
 #[derive(Debug)]
-struct Inner {
+pub(super) struct Inner {
     resources: ArcSwap<BTreeMap<String, Arc<ServedResource>>>,
     /// True once all resources that are not optional have synced.
     was_ready: AtomicBool,
     /// Reason why the newest configuration is not in use.
     config_error: ArcSwapOption<String>,
     config: ServiceConfig,
-    pages: Pages,
-    expressions: Compiler<Expression>,
-    conditions: Compiler<Condition>,
-    peers: Peers,
+    pub(super) pages: Pages,
+    pub(super) expressions: Compiler<Expression>,
+    pub(super) conditions: Compiler<Condition>,
+    pub(super) peers: Peers,
     watchers: Arc<Watchers>,
-    open_streams: Arc<OpenStreams>,
+    pub(super) open_streams: Arc<OpenStreams>,
     ledger: Arc<Ledger>,
     denials: Option<Arc<Denials>>,
     quotas: Quotas,
@@ -126,7 +126,7 @@ struct Inner {
     compressed: Arc<CompressedObjects>,
     lifecycle: Lifecycle,
     metrics: Arc<RpcMetrics>,
-    started_at: SystemTime,
+    pub(super) started_at: SystemTime,
 }
 
 /// Maximum number of expressions and conditions that wait to be compiled. Each takes up to 15 ms, so the last one waits for a minute.
@@ -335,22 +335,6 @@ impl Service {
         &self.inner.config
     }
 
-    pub(super) fn pages(&self) -> &Pages {
-        &self.inner.pages
-    }
-
-    pub(super) fn expressions(&self) -> &Compiler<Expression> {
-        &self.inner.expressions
-    }
-
-    pub(super) fn conditions(&self) -> &Compiler<Condition> {
-        &self.inner.conditions
-    }
-
-    pub(super) fn peers(&self) -> &Peers {
-        &self.inner.peers
-    }
-
     pub(super) fn watchers(&self) -> &Arc<Watchers> {
         &self.inner.watchers
     }
@@ -392,11 +376,6 @@ impl Service {
         }
     }
 
-    /// Returns the registry of the open streams of requests.
-    pub(super) fn open_streams(&self) -> &Arc<OpenStreams> {
-        &self.inner.open_streams
-    }
-
     pub(super) fn quotas(&self) -> &Quotas {
         &self.inner.quotas
     }
@@ -415,11 +394,6 @@ impl Service {
         }
         let (ledger, structs) = (Arc::clone(self.ledger()), Arc::clone(self.structs()));
         registry.register_collector(Box::new(ServerCollector { ledger, structs }));
-    }
-
-    /// Returns the time at which it was created.
-    pub(super) fn started_at(&self) -> SystemTime {
-        self.inner.started_at
     }
 
     /// Returns the metrics of the calls.

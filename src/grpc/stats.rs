@@ -24,36 +24,6 @@ pub struct WatchLoads(BTreeMap<u64, WatchLoad>);
 // === impl WatchLoad ===
 
 impl WatchLoad {
-    /// Returns the number of open watches.
-    pub fn watchers(&self) -> u64 {
-        self.watchers
-    }
-
-    /// Returns the number of watches that hold only a version.
-    pub fn parked(&self) -> u64 {
-        self.parked
-    }
-
-    /// Returns the age of the oldest event that waits for a watch.
-    pub fn max_lag(&self) -> Duration {
-        self.max_lag
-    }
-
-    /// Returns the number of events that watches were sent, initial events included.
-    pub fn events_sent(&self) -> u64 {
-        self.sent.events
-    }
-
-    /// Returns the bytes of these, and of bookmarks.
-    pub fn bytes_sent(&self) -> u64 {
-        self.sent.bytes
-    }
-
-    /// Returns the number of changes that views have suppressed.
-    pub fn suppressed(&self) -> u64 {
-        self.sent.suppressed
-    }
-
     /// Returns the number of ends by reason, every reason once.
     pub fn ends(&self) -> impl Iterator<Item = (&'static str, u64)> {
         END_REASONS.into_iter().zip(self.sent.ends)
@@ -84,12 +54,12 @@ impl Service {
         let resources: Vec<_> =
             self.resources().map(|resource| resource_stats(&resource, &loads.of(&resource))).collect();
         let (process, ledger) = (ProcessLoad::read(), self.ledger());
-        let started_at = process.as_ref().map_or(self.started_at(), ProcessLoad::started_at);
+        let started_at = process.as_ref().map_or(self.inner.started_at, ProcessLoad::started_at);
         let server = pb::ServerStats {
             started_at: Some(proto::timestamp(started_at)),
             draining: self.is_shutting_down(),
             connections: ledger.connections() as u64,
-            watchers: loads.0.values().map(WatchLoad::watchers).sum(),
+            watchers: loads.0.values().map(|load| load.watchers).sum(),
             held_bytes: ledger.waiting().total() as u64,
             held_bytes_limit: ledger.limit() as u64,
             resident_bytes: process.as_ref().map_or(0, ProcessLoad::resident_bytes),
@@ -170,12 +140,12 @@ fn resource_stats(resource: &ServedResource, watches: &WatchLoad) -> pb::Resourc
         resource: resource.name.clone(),
         changes: load(&stats.changes),
         relists: load(&stats.replaces),
-        events_sent: watches.events_sent(),
-        bytes_sent: watches.bytes_sent(),
+        events_sent: watches.sent.events,
+        bytes_sent: watches.sent.bytes,
         dropped: load(&watch.dropped),
-        suppressed: watches.suppressed(),
-        parked: watches.parked(),
-        max_lag: proto::duration_message(watches.max_lag()),
+        suppressed: watches.sent.suppressed,
+        parked: watches.parked,
+        max_lag: proto::duration_message(watches.max_lag),
         blocked: proto::duration_message(Duration::from_micros(load(&watch.blocked_micros))),
         cache_bytes: informer.snapshot().map_or(0, |snapshot| snapshot.body_bytes() as u64),
         history_bytes: load(&stats.history_bytes),

@@ -19,10 +19,13 @@ pub(super) struct WatchTotals(Mutex<Totals>);
 
 /// Sums over watches.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Totals {
-    pub(super) events: u64,
-    pub(super) bytes: u64,
-    pub(super) suppressed: u64,
+pub struct Totals {
+    /// Events that they were sent, initial events included.
+    pub events: u64,
+    /// Bytes of these, and of bookmarks.
+    pub bytes: u64,
+    /// Changes that views have suppressed.
+    pub suppressed: u64,
     /// Number of ends by reason, in the order of [`END_REASONS`].
     pub(super) ends: [u64; END_REASONS.len()],
 }

@@ -64,13 +64,13 @@ pub(super) struct Watchers {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WatchLoad {
     /// Open watches.
-    pub(super) watchers: u64,
+    pub watchers: u64,
     /// Sums over these, and over all that have ended.
-    pub(super) sent: Totals,
+    pub sent: Totals,
     /// Watches that hold only a version now.
-    pub(super) parked: u64,
+    pub parked: u64,
     /// Age of the oldest event that waits for one of them.
-    pub(super) max_lag: Duration,
+    pub max_lag: Duration,
 }
 
 #[derive(Debug, Default)]

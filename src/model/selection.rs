@@ -79,15 +79,7 @@ impl Selection {
 
     /// Returns true if all objects are chosen.
     pub fn selects_all(&self) -> bool {
-        let Self { namespace, namespaces, name, labels, fields, index, shard, expression } = self;
-        namespace.is_none()
-            && namespaces.is_none()
-            && name.is_none()
-            && labels.is_empty()
-            && fields.is_empty()
-            && index.is_none()
-            && shard.is_none()
-            && expression.is_none()
+        *self == Self::default()
     }
 
     /// Returns true if the selection depends on more than the key, the uid and the labels of an object.

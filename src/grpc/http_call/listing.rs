@@ -97,12 +97,12 @@ impl Listing {
         access.check_whole()?;
         let Access { service, resource, format, .. } = access;
         let key = (call.user(), format.payload);
-        let query = service.pages().query_hash(&("HTTP", resource.calls.id(), request.encode_to_vec(), key));
+        let query = service.inner.pages.query_hash(&("HTTP", resource.calls.id(), request.encode_to_vec(), key));
         let quotas = [service.quotas().stream(&call)?, service.quotas().bulk_response(&call)?];
         let (ReadState { snapshot, permit }, after, sent) = if page_token.is_empty() {
             (service.state(&resource, &at, &call).await?, None, 0)
         } else {
-            let Continued { snapshot, after } = service.pages().resume(&page_token, query)?;
+            let Continued { snapshot, after } = service.inner.pages.resume(&page_token, query)?;
             let (after, sent) = position(&after).ok_or(ApiError::PageTokenExpired)?;
             (ReadState { snapshot, permit: None }, Some(after), sent)
         };
@@ -183,10 +183,10 @@ impl Listing {
         let Page { last_sent, sent, has_more, .. } = page;
         let next = last_sent.as_ref().filter(|_| *has_more).map(|last| {
             let after = format!("{}\0{}\0{sent}", last.namespace(), last.name());
-            service.pages().token(snapshot, *query, &after, *origin)
+            service.inner.pages.token(snapshot, *query, &after, *origin)
         });
-        let is_everything = *selection == Selection::default();
-        let remaining = next.as_ref().filter(|_| is_everything).map(|_| (snapshot.len() as u64).saturating_sub(*sent));
+        let remaining =
+            next.as_ref().filter(|_| selection.selects_all()).map(|_| (snapshot.len() as u64).saturating_sub(*sent));
         ListEnd { version: snapshot.safe_version().clone(), next, remaining }
     }
 }

@@ -107,8 +107,9 @@ impl Proxy {
 /// Returns true if the environment excludes a host from the proxy.
 fn is_excepted(list: &str, host: &str, port: u16) -> bool {
     let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
-    let address: Option<IpAddr> = host.parse().ok();
-    if host == "localhost" || address.is_some_and(|address| canonical(address).is_loopback()) {
+    // As Go, an IPv4-mapped IPv6 address is the IPv4 address.
+    let address = host.parse().ok().map(|address: IpAddr| address.to_canonical());
+    if host == "localhost" || address.is_some_and(|address| address.is_loopback()) {
         return true;
     }
     list.split(',').filter_map(Exception::parse).any(|exception| exception.holds(&host, address, port))
@@ -153,9 +154,7 @@ impl Exception {
         match self {
             Self::All => true,
             Self::Network(network, length) => address.is_some_and(|address| contains(*network, *length, address)),
-            Self::Address(expected, port) => {
-                address.is_some_and(|address| canonical(address) == canonical(*expected)) && is_port(port)
-            }
+            Self::Address(expected, port) => address == Some(expected.to_canonical()) && is_port(port),
             Self::Domain { suffix, is_host, port } => {
                 (host.ends_with(suffix) || *is_host && host == &suffix[1..]) && is_port(port)
             }
@@ -163,17 +162,12 @@ impl Exception {
     }
 }
 
-/// Returns an IPv4-mapped IPv6 address as the IPv4 address, as Go does.
-fn canonical(address: IpAddr) -> IpAddr {
-    address.to_canonical()
-}
-
 fn contains(network: IpAddr, length: u8, address: IpAddr) -> bool {
     let bits = |address| match address {
         IpAddr::V4(address) => (u128::from(u32::from(address)) << 96, 32),
         IpAddr::V6(address) => (u128::from(address), 128),
     };
-    let ((network, width), (address, other)) = (bits(network), bits(canonical(address)));
+    let ((network, width), (address, other)) = (bits(network), bits(address));
     let mask = u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0);
     width == other && network & mask == address & mask
 }
