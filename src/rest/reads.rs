@@ -135,20 +135,21 @@ impl Reader<'_> {
     async fn min_version(&self, call: &HttpCall) -> Result<(Option<ResourceVersion>, Option<HeaderValue>), Refused> {
         match &*self.query.resource_version {
             "0" => Ok((None, None)),
-            "" => match call.most_recent(self.resource).await {
-                Ok(version) => Ok((version, None)),
-                Err(problem) if self.rest.warns => {
+            "" => {
+                let problem = match call.most_recent(self.resource).await {
+                    Ok(version) => return Ok((version, None)),
+                    Err(problem) => problem,
+                };
+                tracing::debug!(resource = self.resource.name, problem, "most recent state not confirmed");
+                let shown = if self.rest.service.authorizes() { "see the server's log" } else { &problem };
+                if self.rest.warns {
                     let text =
-                        format!("299 - \"informerd: the state may not be the most recent: {}\"", printable(&problem));
-                    Ok((None, HeaderValue::from_str(&text).ok()))
+                        format!("299 - \"informerd: the state may not be the most recent: {}\"", printable(shown));
+                    return Ok((None, HeaderValue::from_str(&text).ok()));
                 }
-                Err(problem) => {
-                    let hidden = if self.rest.service.authorizes() { "see the server's log" } else { &problem };
-                    tracing::debug!(resource = self.resource.name, problem, "most recent state not confirmed");
-                    let message = format!("the most recent state is not known: {hidden}; resourceVersion=0 is served");
-                    Err(Refused::Failure(Failure::unavailable(message)))
-                }
-            },
+                let message = format!("the most recent state is not known: {shown}; resourceVersion=0 is served");
+                Err(Refused::Failure(Failure::unavailable(message)))
+            }
             version => Ok((Some(decimal(version)?), None)),
         }
     }

@@ -86,15 +86,16 @@ impl<F: Frame> Cursors<F> {
 
     /// Removes a queue.
     pub(super) fn remove(&self, number: usize) {
-        let queue = {
-            let mut queues = self.queues.lock();
-            let queue = queues.remove(number);
-            if queues.is_empty() {
-                *queues = Slab::new();
-            }
-            queue
-        };
-        queue.leave();
+        let queue = self.queues.lock().get(number).cloned();
+        // First: a thread that counts for one that is not found here any more may find its changes dropped.
+        if let Some(queue) = queue {
+            queue.leave();
+        }
+        let mut queues = self.queues.lock();
+        drop(queues.remove(number));
+        if queues.is_empty() {
+            *queues = Slab::new();
+        }
     }
 
     /// Returns the queues. Nothing is done under the lock of their list.

@@ -223,7 +223,8 @@ impl History {
         self.applied.clone_from(&batch.after);
         // A relist without changes is recorded for its gap.
         if batch.changes.is_empty() && !batch.is_gap() {
-            return;
+            // It may complete an open version, for which others were kept.
+            return self.evict_old(now);
         }
         if let Some(ahead) = batch.ahead()
             && self.ahead.back().is_none_or(|(_, last)| last < ahead)

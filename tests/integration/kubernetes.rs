@@ -472,6 +472,8 @@ async fn a_version_that_is_not_reached_is_a_timeout_with_a_cause() {
         (format!("{one}?resourceVersion=9"), 3),
         (format!("{PODS}?{WATCH_LIST}&resourceVersion=9"), 3),
         (format!("{PODS}?watch=1&resourceVersion=9&timeoutSeconds=7"), 7),
+        // No longer than the server waits for any version.
+        (format!("{PODS}?watch=1&resourceVersion=9&timeoutSeconds=600"), 90),
     ] {
         let begun = tokio::time::Instant::now();
         let late = api.get(&target).await;
@@ -780,6 +782,21 @@ fn authorized(directory: &TempDir) -> Options {
     let token_file = Some(informerd::auth::TokenFile::load(&path).unwrap());
     let authentication = Some(Arc::new(Authentication { token_file, ..Authentication::default() }));
     Options { access, authentication, ..Options::default() }
+}
+
+/// It names the API server and its own account: callers with rights learn of it as little as from other methods.
+#[tokio::test]
+async fn the_error_of_the_upstream_is_for_the_log_where_callers_are_authorized() {
+    let directory = TempDir::new().unwrap();
+    for warns in [false, true] {
+        let failing = MostRecent::new(|_| Box::pin(async { Err("https://10.0.0.1: forbidden: User sa".to_owned()) }));
+        let api = Api::with(authorized(&directory), failing, warns, &[("shop", "a")]).await;
+        let path = "/api/v1/namespaces/shop/pods";
+        let answer = api.ask("GET", path, &[("Authorization", "Bearer shop")], "").await;
+        assert_eq!(answer.code, if warns { 200 } else { 503 });
+        let whole = format!("{}{}", answer.head, answer.text);
+        assert!(whole.contains("see the server's log") && !whole.contains("10.0.0.1"), "{whole}");
+    }
 }
 
 #[tokio::test]

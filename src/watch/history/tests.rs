@@ -80,6 +80,11 @@ async fn a_watch_parked_before_an_evicted_relist_is_notified_of_its_gap() {
     assert!(is_after_gap(12, 1));
     assert!(!is_after_gap(20, 1), "it was passed");
     assert!(!is_after_gap(21, 2));
+    let says_gap = |number, offset| {
+        let position = ReplayPosition { version: version(number), offset, is_gap: false };
+        history.replay(&position, 2, 100).unwrap().position().is_gap
+    };
+    assert!(says_gap(12, 1) && !says_gap(20, 1));
 }
 
 /// A parked watch resumes with the batch that it was in.
@@ -149,6 +154,19 @@ async fn an_open_version_follows_the_previous_one_whole_and_is_not_evicted() {
     assert_eq!((after(&history, 8), &history.current().version), (Ok(vec![9, 9, 9]), &version(9)));
     history.record(batch(9, 10, 1), now);
     assert_eq!((history.oldest(), after(&history, 8)), (&version(9), Err(NotInHistory::Expired)), "all of it goes");
+}
+
+/// A client of the Kubernetes API may lack a part of the version before: that is kept until the open one is complete, and no longer.
+#[tokio::test]
+async fn the_end_of_an_open_version_evicts_what_was_kept_for_it() {
+    let now = Instant::now();
+    let mut history = History::new(Retention { events: 3, ..BOUNDS }, begin(5));
+    history.record(batch(5, 6, 1), now);
+    history.record(batch(6, 8, 4), now);
+    history.record(open(8, 9), now);
+    assert_eq!(history.oldest(), &version(6));
+    history.record(batch(8, 9, 0), now);
+    assert_eq!(history.oldest(), &version(8));
 }
 
 /// Caused by an API that breaks its rule, or by a list with other bytes at a known version.

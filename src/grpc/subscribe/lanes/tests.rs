@@ -9,6 +9,7 @@ use super::*;
 use crate::{
     grpc::{status::ApiError, watch::tests::World, watchers::WatchAccess},
     proto::pb,
+    transport::{BoundedBody, BoundedFrame, Room},
 };
 
 /// Returns the lanes of a new watch, with this id and interval.
@@ -141,6 +142,24 @@ async fn a_relist_in_hand_is_reported_after_its_eviction() {
     assert_eq!(sent.iter().map(|(_, sent)| sent.relisted).collect::<Vec<_>>(), [true; 3]);
 }
 
+/// A relay that is not told would let its clients resume inside of it.
+#[tokio::test(start_paused = true)]
+async fn a_relist_before_a_change_of_rights_is_reported_with_it() {
+    let mut world = World::of(Vec::new(), |_| ()).await;
+    let mut lanes = attached(&mut world, 1, MINUTE).await;
+    world.put(&[], true).await;
+    let mut body = lanes.detach(0, 1).unwrap();
+    assert!(body.has_gap());
+    let access = WatchAccess::Namespaces(Some(["a"].into_iter().collect()));
+    assert!(world.service().watchers().set_access(body.id(), access));
+    let room = Room { bytes: usize::MAX, is_strict: false };
+    let polled = body.poll_bounded(&mut Context::from_waker(Waker::noop()), room);
+    let Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) = polled else { panic!("{polled:?}") };
+    let mut data = frame.into_data().unwrap();
+    data.advance(PREFIX_BYTES);
+    assert!(pb::WatchResponse::decode(data.copy_to_bytes(data.remaining())).unwrap().relisted);
+}
+
 /// It is charged, until the client reads again.
 #[tokio::test(start_paused = true)]
 async fn a_stalled_stream_holds_one_batch() {
@@ -166,6 +185,13 @@ async fn a_stalled_stream_holds_one_batch() {
     assert!(lanes.encoded_bytes() > bodies, "{} of {bodies}", lanes.encoded_bytes());
     assert_eq!(read(&mut lanes).len(), 40);
     assert_eq!((lanes.encoded_bytes(), lanes.reader.read_ahead()), (0, 0));
+    // Old states count, too.
+    world.put(&[(1, 0, Some(0)), (1, 1, Some(0))], false).await;
+    lanes.poll(cx, &mut deliveries, 0, true);
+    let changes = &lanes.batch.as_ref().unwrap().0.batch.changes;
+    let states = changes.iter().flat_map(|change| change.old.iter().chain(&change.new));
+    let held: usize = states.map(|object| object.body().len()).sum();
+    assert_eq!(lanes.encoded_bytes(), held + lanes.pending.iter().map(|pending| pending.message.len()).sum::<usize>());
 }
 
 /// One that was full stays, and is given up with its last watch.
@@ -189,4 +215,7 @@ async fn watches_of_a_full_lane_begin_another_one_until_there_is_room() {
     assert!(lanes.close(0, 5).is_some());
     assert_eq!(attach(&mut lanes, 5).await, 0);
     assert_eq!(attach(&mut lanes, 2001).await, 1);
+    world.put(&[(1, 0, Some(0))], false).await;
+    let sizes: Vec<usize> = read(&mut lanes).iter().map(|(ids, _)| ids.len()).collect();
+    assert_eq!((sizes.len(), sizes.iter().sum::<usize>()), (2, MAX_WATCHES + 1), "one delivery names a bounded number");
 }
