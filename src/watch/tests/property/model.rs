@@ -93,12 +93,15 @@ impl Model {
         let has_looked = batches.iter().any(|batch| !batch.changes.is_empty());
         let waits = |reader: &Reader| matches!(reader.cursor.gauge().state(), CursorState::Blocking);
         assert_eq!(self.broadcaster.is_blocked(), self.readers.iter().any(waits));
+        let kept = self.broadcaster.oldest_offset();
         for reader in self.readers.iter_mut().filter(|reader| reader.end.is_none() && !reader.is_costly()) {
             let is_full = reader.lag() >= reader.length();
             assert!(is_full || !waits(reader), "nobody holds the writer back with room");
             let must_wait = reader.is_live_under(FullChannelPolicy::Block) && reader.left_to_read == 0;
             let is_over = reader.cursor.gauge().is_evicted() || self.is_spent;
-            let may_go_on = waits(reader) || is_over || !has_looked;
+            // Until it may hold the writer back, the history keeps nothing for it: it has expired.
+            let is_gone = reader.cursor.gauge().reads_at().is_some_and(|at| at < kept);
+            let may_go_on = waits(reader) || is_over || is_gone || !has_looked;
             assert!(!(is_full && must_wait) || may_go_on, "the writer waits for a full queue");
             if is_full && is_over && !waits(reader) {
                 // It may have been refused.
