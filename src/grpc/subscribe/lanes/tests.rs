@@ -142,7 +142,7 @@ async fn a_relist_in_hand_is_reported_after_its_eviction() {
     assert_eq!(sent.iter().map(|(_, sent)| sent.relisted).collect::<Vec<_>>(), [true; 3]);
 }
 
-/// A relay that is not told would let its clients resume inside of it.
+/// A relay that does not learn of it would let its clients resume inside of it.
 #[tokio::test(start_paused = true)]
 async fn a_relist_before_a_change_of_rights_is_reported_with_it() {
     let mut world = World::of(Vec::new(), |_| ()).await;
