@@ -364,7 +364,7 @@ impl<F: Frame> Cursor<F> {
     /// Continues at an offset before which nothing concerns the cursor.
     fn skip_to(&mut self, from: u64) {
         if from > self.at.offset {
-            self.at.is_gap |= self.cursors.shared.past.has_relist_between(&self.reached(), from);
+            self.at.is_gap |= self.cursors.shared.past.has_relist_between(&self.at.version, self.at.offset, from);
             self.at.offset = from;
             self.port.reads(from);
         }

@@ -164,7 +164,7 @@ impl Lanes {
 
     /// Returns true if a relist lies between a position and an offset.
     fn has_relist(&self, from: &HistoryPosition, up_to: u64) -> bool {
-        self.resource.informer.past().has_relist_between(from, up_to + 1)
+        self.resource.informer.past().has_relist_between(&from.version, from.offset, up_to + 1)
     }
 
     /// Attaches a watch that [may](Self::admits). Returns the key of its lane.

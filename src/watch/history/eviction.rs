@@ -11,8 +11,7 @@ const KEPT_EVENTS: usize = 256;
 // === impl History ===
 
 impl History {
-    /// Begins to read what the queues need. Returns the end of what must be counted or merged soon, 0 if that is nothing; `None` if
-    /// nothing is kept that was evicted.
+    /// Begins to read what the queues need. Returns [what is kept](Self::kept_until).
     pub(in crate::watch) fn begin_keep(&mut self) -> Option<u64> {
         self.evicted.also = u64::MAX;
         self.kept_until()
@@ -29,7 +28,7 @@ impl History {
         self.evicted.also = self.evicted.also.min(offset);
     }
 
-    /// Returns the same as [`Self::begin_keep`].
+    /// Returns the end of what must be counted or merged soon, 0 if that is nothing; `None` if nothing is kept that was evicted.
     pub(in crate::watch) fn kept_until(&self) -> Option<u64> {
         (self.evicted.batches > 0).then_some(self.evicted.kept_until)
     }

@@ -184,8 +184,10 @@ impl Past {
     }
 
     /// Returns true if a relist follows a position, before another offset.
-    pub(crate) fn has_relist_between(&self, from: &HistoryPosition, to: u64) -> bool {
-        self.relisted.load(Ordering::SeqCst) > from.offset && self.history.lock().has_relist_between(from, to)
+    pub(crate) fn has_relist_between(&self, version: &ResourceVersion, offset: u64, to: u64) -> bool {
+        // Copied only where there may be one: every cursor calls this when it is woken, on all threads.
+        let from = || HistoryPosition { version: version.clone(), offset };
+        self.relisted.load(Ordering::SeqCst) > offset && self.history.lock().has_relist_between(&from(), to)
     }
 
     /// Adds a selection to a port. Returns its number.
