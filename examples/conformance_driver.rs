@@ -133,7 +133,8 @@ async fn answer(informer: &Arc<Informer>, command: &Value, output: &Output) {
 }
 
 fn state(informer: &Informer, command: &Value) -> Value {
-    let (snapshot, freshness) = (informer.snapshot(), informer.freshness());
+    // In this order: a store that is read after the freshness has all that this is about.
+    let (freshness, snapshot) = (informer.freshness(), informer.snapshot());
     json!({
         "reply": command["id"],
         "version": snapshot.safe_version().map(ToString::to_string).unwrap_or_default(),

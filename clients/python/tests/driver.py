@@ -76,13 +76,14 @@ def failed(start: dict[str, Any], error: Error) -> None:
 
 
 def state(informer: Informer | informerd.aio.Informer, request: dict[str, Any]) -> None:
+    # In this order: a store that is read after the freshness has all that this is about.
+    freshness = informer.freshness()
     # The store may advance between two calls.
     while True:
         version, objects = informer.version, informer.list()
         if version == informer.version:
             break
     values = sorted({value for o in objects for value in app_of(o)})
-    freshness = informer.freshness()
     age, seen = freshness.last_message_age, freshness.source_seen_at
     say(
         request,

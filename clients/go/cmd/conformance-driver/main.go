@@ -219,6 +219,8 @@ func (d *driver) onError(err error) {
 }
 
 func (d *driver) state(id int64) line {
+	// In this order: a store that is read after the freshness has all that this is about.
+	freshness := d.informer.Freshness()
 	indexer := d.informer.GetIndexer()
 	version, objects := d.informer.Version(), indexer.List()
 	// The store may advance between two calls.
@@ -241,7 +243,6 @@ func (d *driver) state(id int64) line {
 		slices.Sort(keys)
 		byApp[app] = keys
 	}
-	freshness := d.informer.Freshness()
 	reply := line{
 		"reply":               id,
 		"version":             version,
