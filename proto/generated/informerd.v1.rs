@@ -172,8 +172,9 @@ pub struct WatchRequest {
     #[prost(message, optional, tag = "12")]
     pub bookmark_interval: ::core::option::Option<::prost_types::Duration>,
     /// Do not start before the cache has reached this version; waits until the call's deadline, at most 10 s, then
-    /// UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE. The versions of the stream may begin lower: see
-    /// ListResponse.resource_version.
+    /// UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE. One of another lineage is INVALID_ARGUMENT / RESOURCE_VERSION_INVALID,
+    /// or, if resource_version is of the same lineage as this, refused as that is. The versions of the stream may begin
+    /// lower: see ListResponse.resource_version.
     #[prost(string, tag = "13")]
     pub min_resource_version: ::prost::alloc::string::String,
     /// End with a BOOKMARK and OK after this time; unset = no end.
@@ -1226,7 +1227,9 @@ pub enum FullChannelPolicy {
     /// the other, with the number of further events that each message stands for. The version advances with the last
     /// message of a generation. Nothing is lost, however long the client lags. When its merged changes take more memory
     /// than the server allows, or merging has not kept up with the history: OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, with
-    /// its version.
+    /// its version. A client that applies the events of a generation as they come, and is cut off within it, resumes with
+    /// the latest version of those objects as min_resource_version: a server that is behind them could merge what undoes
+    /// them to nothing.
     Coalesce = 4,
 }
 impl FullChannelPolicy {

@@ -32,6 +32,8 @@ pub(super) struct Follower {
     pub(super) is_listing: bool,
     /// True if the watch began at a version, without the state at it, so that no list can replace missed changes.
     pub(super) is_partial: bool,
+    /// Latest version of an object in the batch that is open.
+    ahead: Option<ResourceVersion>,
 }
 
 /// Message of a stream, as its user applies it.
@@ -81,7 +83,7 @@ impl Follower {
     /// Returns the follower of a watch that begins with a list, or after a version, without the state at it.
     pub(super) fn new(heals_drops: bool, since: Option<&str>) -> Self {
         let (position, is_partial) = (since.map(str::to_owned), since.is_some());
-        Self { heals_drops, position, history: String::new(), is_listing: false, is_partial }
+        Self { heals_drops, position, history: String::new(), is_listing: false, is_partial, ahead: None }
     }
 
     /// Completes the request of the next stream, which resumes or lists.
@@ -89,6 +91,11 @@ impl Follower {
         if let Some(version) = &self.position {
             request.resource_version.clone_from(version);
             request.history.clone_from(&self.history);
+            // A server that has not reached the states of a generation could merge what undoes them to nothing.
+            let is_merged = request.queue.is_some_and(|queue| queue.policy() == pb::FullChannelPolicy::Coalesce);
+            if let Some(ahead) = self.ahead.as_ref().filter(|_| is_merged) {
+                request.min_resource_version = ahead.to_string();
+            }
         } else {
             request.initial_events = pb::InitialEvents::Send.into();
         }
@@ -120,7 +127,12 @@ impl Follower {
                 }
                 let version = if self.is_listing { String::new() } else { version };
                 before = self.advance(&version)?;
-                News::Event(FollowedEvent { event_type, cause, object, version, is_open: response.open })
+                let event = FollowedEvent { event_type, cause, object, version, is_open: response.open };
+                let own = parse(&event.object.resource_version).filter(|_| event.is_in_batch());
+                if self.ahead < own {
+                    self.ahead = own;
+                }
+                News::Event(event)
             }
             pb::EventType::Bookmark => {
                 let bookmark = response.bookmark.unwrap_or_default();
@@ -171,6 +183,7 @@ impl Follower {
             return Ok(None);
         }
         parse(version).ok_or_else(|| ClientError::contract(format!("invalid resource version {version:?}")))?;
+        self.ahead = None;
         Ok(self.position.replace(version.to_owned()))
     }
 }
@@ -312,6 +325,27 @@ mod tests {
         };
         assert!(is_in_batch(event("9", "10")) && !is_in_batch(event("10", "10")) && !is_in_batch(event("x.9", "10")));
         assert!(!is_in_batch(pb::WatchResponse { open: true, ..event("9", "10") }));
+    }
+
+    #[test]
+    fn a_resume_within_a_generation_is_at_a_server_that_has_reached_its_states() {
+        let min = |follower: &Follower, policy: pb::FullChannelPolicy| {
+            let queue = Some(pb::QueueOptions { policy: policy.into(), ..Default::default() });
+            let mut request = pb::WatchRequest { queue, ..Default::default() };
+            follower.complete(&mut request);
+            request.min_resource_version
+        };
+        let mut follower = synced(true);
+        assert_eq!(min(&follower, pb::FullChannelPolicy::Coalesce), "");
+        follower.follow(event("5", "10")).unwrap();
+        follower.follow(event("5", "9")).unwrap();
+        assert_eq!(min(&follower, pb::FullChannelPolicy::Coalesce), "10");
+        assert_eq!(min(&follower, pb::FullChannelPolicy::Replay), "", "it is sent every event again");
+        follower.follow(event("11", "11")).unwrap();
+        assert_eq!(min(&follower, pb::FullChannelPolicy::Coalesce), "", "the generation is complete");
+        follower.follow(event("11", "12")).unwrap();
+        follower.expire();
+        assert_eq!(min(&follower, pb::FullChannelPolicy::Coalesce), "", "it lists");
     }
 
     #[test]

@@ -37,6 +37,8 @@ async fn every_bad_watch_is_refused_with_its_reason() {
         (pb::WatchRequest { resource_version: "0".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "not a resource version"),
         (pb::WatchRequest { resource_version: "01".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "not a resource version"),
         (pb::WatchRequest { resource_version: "abc.1".into(), ..base() }, Code::OutOfRange, "RESOURCE_VERSION_EXPIRED", "resource version abc.1 has expired (oldest: 1, current: 1): list again"),
+        (pb::WatchRequest { resource_version: "abc.1".into(), min_resource_version: "abc.2".into(), ..base() }, Code::OutOfRange, "RESOURCE_VERSION_EXPIRED", "resource version abc.1 has expired"),
+        (pb::WatchRequest { resource_version: "1".into(), min_resource_version: "abc.2".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "abc.2 is not a version of this source"),
         (pb::WatchRequest { resource_version: "9".into(), ..base() }, Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", "(current: 1)"),
         (pb::WatchRequest { resource_version: "1".into(), initial_events: 1, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "leave out one"),
         (pb::WatchRequest { initial_events: 7, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "supported: INITIAL_EVENTS_SEND"),

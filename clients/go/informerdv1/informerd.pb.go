@@ -180,7 +180,9 @@ const (
 	// the other, with the number of further events that each message stands for. The version advances with the last
 	// message of a generation. Nothing is lost, however long the client lags. When its merged changes take more memory
 	// than the server allows, or merging has not kept up with the history: OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, with
-	// its version.
+	// its version. A client that applies the events of a generation as they come, and is cut off within it, resumes with
+	// the latest version of those objects as min_resource_version: a server that is behind them could merge what undoes
+	// them to nothing.
 	FullChannelPolicy_FULL_CHANNEL_POLICY_COALESCE FullChannelPolicy = 4
 )
 
@@ -1185,8 +1187,9 @@ type WatchRequest struct {
 	// 100 ms, at which the server also requests progress of its upstream as often.
 	BookmarkInterval *durationpb.Duration `protobuf:"bytes,12,opt,name=bookmark_interval,json=bookmarkInterval,proto3" json:"bookmark_interval,omitempty"`
 	// Do not start before the cache has reached this version; waits until the call's deadline, at most 10 s, then
-	// UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE. The versions of the stream may begin lower: see
-	// ListResponse.resource_version.
+	// UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE. One of another lineage is INVALID_ARGUMENT / RESOURCE_VERSION_INVALID,
+	// or, if resource_version is of the same lineage as this, refused as that is. The versions of the stream may begin
+	// lower: see ListResponse.resource_version.
 	MinResourceVersion string `protobuf:"bytes,13,opt,name=min_resource_version,json=minResourceVersion,proto3" json:"min_resource_version,omitempty"`
 	// End with a BOOKMARK and OK after this time; unset = no end.
 	Timeout *durationpb.Duration `protobuf:"bytes,14,opt,name=timeout,proto3" json:"timeout,omitempty"`

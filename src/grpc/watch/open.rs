@@ -272,7 +272,13 @@ impl WatchPlan {
         }
         // A version of another history is rejected at once instead of waited for.
         is_same(resource.informer.history_id())?;
-        waits(opening, call.wait, |wait| service.snapshot(resource, min_version.as_ref(), wait)).await?;
+        let min = min_version.as_ref();
+        // A minimum of the same lineage is refused as the version itself is, and the client begins anew.
+        if min.zip(from).is_some_and(|(min, from)| min.same_lineage(from)) {
+            waits(opening, call.wait, |wait| service.reached(resource, min, wait)).await?;
+        } else {
+            waits(opening, call.wait, |wait| service.snapshot(resource, min, wait)).await?;
+        }
         let is_complete = request.complete_initial_events && *begin == Begin::InitialEvents;
         let start = match from {
             Some(from) => Start::After(from.clone()),

@@ -16,7 +16,10 @@ use std::{
     time::Duration,
 };
 
-use informerd::cache::{InformerHandle, InformerStats};
+use informerd::{
+    cache::{InformerHandle, InformerStats},
+    proto::pb,
+};
 use tokio::time::Instant;
 
 use self::{retained::Before, server::Server};
@@ -25,7 +28,7 @@ use super::{
     blocking::{Limits, Pace},
     call::Call,
     client::Client,
-    record::{CallRecord, Plan, Record, Served, Start},
+    record::{CallRecord, Plan, Record, Segment, Served, Start},
     script::{CALLS, Config, MAX_BOOKMARK_INTERVAL, PLACES, ResumeFrom, Script, Step},
     subscription::{StreamTally, Subscription},
     truth::{SERVERS, Truth, Upstream, Write},
@@ -288,10 +291,26 @@ impl Harness {
         }
     }
 
+    /// Returns the latest version of the states that a client under COALESCE has received, if it resumes from a lower one: what undoes
+    /// them must not merge to nothing.
+    fn applied_beyond(&self, client: &Client, start: &Start) -> Option<String> {
+        let Start::After(version) = start else { return None };
+        let truth = self.truth_of(client.record.resource);
+        let epoch = truth.epochs.len() - 1;
+        let from =
+            truth.number(epoch, version).filter(|_| client.record.plan.policy == pb::FullChannelPolicy::Coalesce)?;
+        let of_epoch = |segment: &&Segment| segment.answered.is_some_and(|answered| answered.epoch == epoch);
+        let messages = client.record.segments.iter().filter(of_epoch).flat_map(|segment| &segment.messages);
+        let objects = messages.filter_map(|received| received.message.object.as_ref());
+        let latest = objects.filter_map(|object| truth.number(epoch, &object.resource_version)).max()?;
+        (latest > from).then(|| truth.text(epoch, latest))
+    }
+
     async fn open(&mut self, place: usize, mut client: Client, start: Start) {
         self.servers[self.current].compile(Some(client.record.plan.selection), &[]).await;
         let served = Served { server: self.current, resource: client.record.resource };
-        let (asked, min) = (self.moment(served), client.record.plan.min.map(|min| self.min_version(served, min)));
+        let min = client.record.plan.min.map(|min| self.min_version(served, min));
+        let (asked, min) = (self.moment(served), self.applied_beyond(&client, &start).or(min));
         match client.record.plan.share {
             None => client.open(&mut self.servers[self.current].routes, start, min, asked),
             Some(share) => self.share(place, &mut client, share, (start, min, asked)).await,

@@ -233,10 +233,17 @@ const MIN_WAIT: Duration = Duration::from_secs(10);
 fn min_reached(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &'static str> {
     let Some(min) = &segment.min else { return Ok(()) };
     match truth.number(moment.epoch, min) {
+        // Then the version from which it resumes is of another lineage too.
+        None if matches!(&segment.start, Start::After(version) if is_same_lineage(version, min)) => Ok(()),
         None => Err("RESOURCE_VERSION_INVALID"),
         Some(min) if min > moment.applied => Err("RESOURCE_VERSION_TOO_LARGE"),
         Some(_) => Ok(()),
     }
+}
+
+fn is_same_lineage(one: &str, other: &str) -> bool {
+    let lineage = |version: &str| version.rsplit_once('.').map(|(lineage, _)| lineage.to_owned());
+    lineage(one) == lineage(other)
 }
 
 /// Returns true if there is nothing left to wait for.
