@@ -174,7 +174,18 @@ impl Engine {
         notices: Option<&mut Notices>,
         cancelled: &CancellationToken,
     ) -> Result<Scanned, SourceError> {
+        let began = Instant::now();
         let outcome = self.walk(notices, cancelled);
+        self.apply(outcome, began, cancelled)
+    }
+
+    /// Applies what a walk that began at this time has found.
+    fn apply(
+        &mut self,
+        outcome: Result<(Root, Scan), SourceError>,
+        began: Instant,
+        cancelled: &CancellationToken,
+    ) -> Result<Scanned, SourceError> {
         let now = Instant::now();
         if !cancelled.is_cancelled() {
             self.report_outage(outcome.as_ref().err().map(ToString::to_string));
@@ -196,7 +207,8 @@ impl Engine {
         // While some file's objects are unknown, one of them may be in it.
         let is_all_read = scan.pending.is_empty() && !scan.is_torn;
         let delay = if is_other { self.config.rescan } else { self.config.quiet };
-        let since = |begin: Instant| now.saturating_duration_since(begin);
+        // What the walk has found may be as old as its begin.
+        let since = |begin: Instant| began.saturating_duration_since(begin);
         if unread.is_some() {
             self.changed_at = now;
             self.catalog.hold(now);

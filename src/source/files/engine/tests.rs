@@ -181,6 +181,28 @@ async fn an_uncertain_deletion_withholds_bookmarks_for_a_rescan_at_most() {
     assert_eq!(bookmarks, [false, false, true]);
 }
 
+/// A walk over many files, or one that waits for the disk: what it has found first is old at its end.
+#[tokio::test(start_paused = true)]
+async fn the_time_of_a_walk_makes_no_deletion_certain() {
+    let cancelled = CancellationToken::new();
+    let mut rig = Rig::new(&["a.json", "b.json"]);
+    rig.remove("a.json");
+    assert_eq!(rig.scan(), "?");
+    for lasts in [QUIET, RESCAN * (MAX_RESCANS + 1)] {
+        let (began, walked) = (Instant::now(), rig.engine.walk(None, &cancelled));
+        advance(lasts).await;
+        let scanned = rig.engine.apply(walked, began, &cancelled).unwrap();
+        assert_eq!(shown(&scanned), "?", "{lasts:?}");
+        // A file appears during the walk, in a directory that it has read before.
+        rig.write("a.json");
+        assert_eq!(rig.scan(), "");
+        rig.remove("a.json");
+        assert_eq!(rig.scan(), "?");
+    }
+    advance(QUIET).await;
+    assert_eq!(rig.scan(), "-a");
+}
+
 /// A clone in which a scan finds a part of the files, after the directory was missing for a while.
 #[tokio::test(start_paused = true)]
 async fn the_time_of_an_outage_makes_no_deletion_certain() {

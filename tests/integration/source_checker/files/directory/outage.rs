@@ -24,6 +24,7 @@ impl Directory {
             unmount(&root, UnmountFlags::DETACH).unwrap();
         } else if outage.is_removed {
             fs::remove_dir_all(&root).unwrap();
+            self.is_removed_in_parts();
         } else {
             fs::rename(&root, aside).unwrap();
         }
@@ -31,6 +32,14 @@ impl Directory {
             fs::create_dir(&root).unwrap();
         }
         if outage.is_removed && began.elapsed() > patience.remove { Err(TooSlow) } else { Ok(()) }
+    }
+
+    /// Adds to the truth that a scan amid the removal may have found any of the files of an object that is in several.
+    fn is_removed_in_parts(&mut self) {
+        let objects = self.truth.current().clone();
+        let mut claims = self.claims();
+        claims.retain(|_, files| files.len() == 1);
+        self.truth.are_claimed(&claims, objects);
     }
 
     /// Puts a directory in the place of the removed one.
