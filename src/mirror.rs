@@ -66,8 +66,6 @@ pub struct MirrorConfig {
     pub resync: Duration,
     /// Command line to run once all files are written, and after each later batch that has changed one.
     pub then: Option<String>,
-    /// Listener of the probe.
-    pub health: Option<TcpListener>,
     /// Output for notes.
     pub notes: Notes,
 }
@@ -78,6 +76,10 @@ pub struct Mirror {
     source: RelayConfig,
     config: MirrorConfig,
 }
+
+/// Probe of a problem, if there is one.
+#[derive(Clone)]
+struct Probe<P>(P);
 
 /// State of a running mirror, for its probe.
 #[derive(Clone)]
@@ -124,11 +126,11 @@ impl Mirror {
         Ok(Self { state: MirrorState { health, queue, writer, last_error: Arc::default() }, source, config })
     }
 
-    /// Mirrors until `stop`, or with `once` until all files are written. Before it ends, it writes what is queued. Returns true if all
-    /// files have been written once.
-    pub async fn run(self, stop: CancellationToken) -> bool {
+    /// Mirrors until `stop`, or with `once` until all files are written, and serves the probe. Before it ends, it writes what is queued.
+    /// Returns true if all files have been written once.
+    pub async fn run(self, health: Option<TcpListener>, stop: CancellationToken) -> bool {
         let Self { state, source, config } = self;
-        let MirrorConfig { query: Query { resource, .. }, once, resync, then, health, notes, .. } = config;
+        let MirrorConfig { query: Query { resource, .. }, once, resync, then, notes, .. } = config;
         let writer = Arc::clone(&state.writer);
         let process = move |deltas: Deltas<Arc<Object>>, _| {
             let writer = Arc::clone(&writer);
@@ -150,12 +152,8 @@ impl Mirror {
             stop.cancel();
             has_settled
         };
-        let serving = async {
-            match health {
-                Some(listener) => admin::serve(state.clone(), PROBE_TIMEOUT, listener).await,
-                None => std::future::pending().await,
-            }
-        };
+        let probed = state.clone();
+        let serving = serve_probe(health, move || probed.problem());
         tokio::select! {
             // The others never end.
             ((), has_settled) = async { tokio::join!(controlling, settling) } => has_settled,
@@ -277,10 +275,12 @@ impl MirrorState {
     }
 }
 
+// === impl Probe ===
+
 /// `/livez` is for a restart, which helps against no problem of the directory; every other path is the state.
-impl Probes for MirrorState {
+impl<P: Fn() -> Option<String> + Clone + Send + Sync + 'static> Probes for Probe<P> {
     fn answer(&self, path: &str, _query: &str) -> Option<(StatusCode, String)> {
-        let problem = if path == "/livez" { None } else { self.problem() };
+        let problem = if path == "/livez" { None } else { (self.0)() };
         Some(match problem {
             None => (StatusCode::OK, "ok\n".to_owned()),
             Some(problem) => (StatusCode::SERVICE_UNAVAILABLE, problem + "\n"),
@@ -293,6 +293,18 @@ impl Probes for MirrorState {
 
     /// A mirror has no metrics.
     fn count_refused(&self, _reason: &'static str) {}
+}
+
+/// Serves the probe, if it has a listener; never returns. The function returns the reason why the directory may not be that of the
+/// resource.
+pub async fn serve_probe(
+    health: Option<TcpListener>,
+    problem: impl Fn() -> Option<String> + Clone + Send + Sync + 'static,
+) {
+    match health {
+        Some(listener) => admin::serve(Probe(problem), PROBE_TIMEOUT, listener).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Returns a number with its noun.

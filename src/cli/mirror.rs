@@ -19,7 +19,7 @@ use super::{
 use crate::{
     client::Query,
     config::parse_duration,
-    mirror::{Layout, Mirror, MirrorConfig, Notes, OpenError},
+    mirror::{Layout, Mirror, MirrorConfig, Notes, OpenError, serve_probe},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -111,6 +111,7 @@ async fn mirror(flags: &MirrorFlags, is_named: bool, signals: &mut Signals) -> R
         Arc::new(move |note: &dyn Display| server.note(note))
     };
     let (address, tls) = server.upstream()?;
+    let health = listen(*health, &notes).await?;
     let mirror = Mirror::open(MirrorConfig {
         address,
         tls,
@@ -121,7 +122,6 @@ async fn mirror(flags: &MirrorFlags, is_named: bool, signals: &mut Signals) -> R
         once: *once,
         resync: *resync,
         then: then.clone(),
-        health: listen(*health, &notes).await?,
         notes,
     });
     let mirror = match mirror {
@@ -129,8 +129,10 @@ async fn mirror(flags: &MirrorFlags, is_named: bool, signals: &mut Signals) -> R
         Err(OpenError::Foreign { path, is_of_other: true, .. }) if !is_named => {
             let note = "is of another mirror, perhaps of the same resource: waiting for the server to tell";
             server.note(&format_args!("# {resource}: {path} {note}"));
+            let probing = serve_probe(health, move || Some(format!("not synced: {path} {note}")));
             return tokio::select! {
-                () = answered(flags) => Ok(ControlFlow::Continue(())),
+                _ = answer(flags) => Ok(ControlFlow::Continue(())),
+                () = probing => Ok(ControlFlow::Continue(())),
                 exit_code = signals.next() => flags.interrupted(exit_code).map(ControlFlow::Break),
             };
         }
@@ -154,7 +156,7 @@ async fn mirror(flags: &MirrorFlags, is_named: bool, signals: &mut Signals) -> R
         return Ok(ControlFlow::Continue(()));
     }
     let stop = CancellationToken::new();
-    let running = mirror.run(stop.clone());
+    let running = mirror.run(health, stop.clone());
     tokio::pin!(running);
     let exit_code = tokio::select! {
         _ = &mut running => return Ok(ControlFlow::Break(())),
@@ -184,11 +186,6 @@ async fn answer(flags: &MirrorFlags) -> MirrorFlags {
             return found;
         }
     }
-}
-
-/// Waits until the server answers.
-async fn answered(flags: &MirrorFlags) {
-    drop(answer(flags).await);
 }
 
 /// Waits until the server answers that the resource has another name.

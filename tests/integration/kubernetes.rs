@@ -20,7 +20,7 @@ use informerd::{
     model::{ApiKind, Cause, Event, ResourceVersion},
     rest::RestService,
     transport::{Listener, Server},
-    watch::Retention,
+    watch::{FullChannelPolicy, Retention},
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -464,7 +464,9 @@ async fn the_pages_of_an_earlier_version_are_of_that_version() {
 
 #[tokio::test(start_paused = true)]
 async fn a_version_that_is_not_reached_is_a_timeout_with_a_cause() {
-    let api = Api::start(&[("shop", "a")]).await;
+    let options = Options { future_wait: Duration::from_secs(8), ..Options::default() };
+    let most_recent = MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) }));
+    let api = Api::with(options, most_recent, false, &[("shop", "a")]).await;
     let one = "/api/v1/namespaces/shop/pods/a";
     for (target, seconds) in [
         (format!("{PODS}?resourceVersion=9"), 3),
@@ -472,6 +474,7 @@ async fn a_version_that_is_not_reached_is_a_timeout_with_a_cause() {
         (format!("{one}?resourceVersion=9"), 3),
         (format!("{PODS}?{WATCH_LIST}&resourceVersion=9"), 3),
         (format!("{PODS}?watch=1&resourceVersion=9&timeoutSeconds=7"), 7),
+        (format!("{PODS}?watch=1&resourceVersion=9&timeoutSeconds=600"), 8),
     ] {
         let begun = tokio::time::Instant::now();
         let late = api.get(&target).await;
@@ -504,6 +507,17 @@ async fn a_list_as_a_watch_ends_its_initial_events_with_the_annotated_bookmark()
     let deleted = watch.next().await.unwrap();
     assert_eq!(event(&deleted), "DELETED a @3", "of the deletion");
     assert_eq!((&deleted["object"]["kind"], &deleted["object"]["apiVersion"]), (&json!("Pod"), &json!("v1")));
+}
+
+/// More changes may come at the version of the last one: the state at the bookmark is the one before it.
+#[tokio::test]
+async fn a_list_as_a_watch_is_of_a_version_that_is_complete() {
+    let api = Api::start(&[("shop", "a")]).await;
+    let version = ResourceVersion::decimal(3);
+    let events = vec![Event::Modified(pod_at("shop", "b", "", &version))];
+    api.sandbox.say(Delta::Changes { events: events.into(), closes: false }).await;
+    api.sandbox.reached(&version).await;
+    assert_eq!(api.watch(WATCH_LIST).await.batch(3).await, ["ADDED a @1", "BOOKMARK @2 END", "ADDED b @2"]);
 }
 
 #[tokio::test]
@@ -806,13 +820,19 @@ async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
         counted.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move { Ok(at.safe().clone()) })
     });
-    let api = Api::with(authorized(&directory), most_recent, false, &[("shop", "a"), ("other", "b")]).await;
+    let objects = [("shop", "a"), ("shop", "c"), ("other", "b")];
+    let api = Api::with(authorized(&directory), most_recent, false, &objects).await;
     let by = async |token: &str, target: &str| {
         let bearer = format!("Bearer {token}");
         api.ask("GET", target, &[("Authorization", &bearer)], "").await
     };
-    assert_eq!(by("all", PODS).await.names(), ["b", "a"]);
-    assert_eq!(by("shop", "/api/v1/namespaces/shop/pods").await.names(), ["a"]);
+    assert_eq!(by("all", PODS).await.names(), ["b", "a", "c"]);
+    assert_eq!(by("shop", "/api/v1/namespaces/shop/pods").await.names(), ["a", "c"]);
+    let first = "/api/v1/namespaces/shop/pods?limit=1";
+    let page = by("shop", first).await.json();
+    let next = format!("{first}&continue={}", page["metadata"]["continue"].as_str().unwrap());
+    assert_eq!(by("all", &next).await.failure().0, 400, "of another user");
+    assert_eq!(by("shop", &next).await.names(), ["c"]);
     let before = asked.load(Ordering::Relaxed);
     for path in [
         PODS.to_owned(),
@@ -973,7 +993,10 @@ async fn a_client_that_sends_nothing_is_closed() {
 #[tokio::test]
 async fn watches_are_among_those_of_grpc_and_their_rights_end_them() {
     use informerd::proto::pb;
-    let api = Api::start(&[("shop", "a")]).await;
+    // There is no event for dropped ones in the Kubernetes API, whatever the policy of the resource.
+    let options = Options { policy: FullChannelPolicy::Drop, ..Options::default() };
+    let most_recent = MostRecent::new(|at| Box::pin(async move { Ok(at.safe().clone()) }));
+    let api = Api::with(options, most_recent, false, &[("shop", "a")]).await;
     let mut watch = api.watch("watch=1&resourceVersion=0").await;
     watch.words(1).await;
     let channel = tonic::transport::Endpoint::new(api.sandbox.address().to_owned()).unwrap().connect().await.unwrap();

@@ -274,6 +274,23 @@ async fn foreign_files_are_replaced_once_the_server_has_answered() {
     }
 }
 
+/// A restart would not help.
+#[tokio::test]
+async fn a_mirror_that_waits_for_the_names_of_its_server_answers_probes() {
+    let rig = Rig::new();
+    fs::create_dir(rig.directory()).unwrap();
+    for (file, text) in [(".informerd-mirror", "informerd mirror of \"pods\"\n"), ("web.json", "{}")] {
+        fs::write(rig.directory().join(file), text).unwrap();
+    }
+    let mut mirror = rig.mirror("po", &["--health", "127.0.0.1:0"]);
+    let health: SocketAddr = mirror.note("# health at http://").split('/').nth(2).unwrap().parse().unwrap();
+    mirror.note("waiting for the server to tell");
+    assert_eq!(probe(health, "/livez").await, "200 ok\n");
+    let ready = probe(health, "/readyz").await;
+    assert!(ready.starts_with("503 not synced: ") && ready.contains("is of another mirror"), "{ready}");
+    assert_eq!(mirror.terminate(), Some(0));
+}
+
 #[test]
 fn a_mirror_that_ends_before_its_only_state_is_complete_has_failed() {
     let rig = Rig::new();

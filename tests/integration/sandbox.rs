@@ -94,6 +94,8 @@ pub(crate) struct Options {
     /// Lineage of the versions; none for decimals.
     pub(crate) lineage: Option<&'static str>,
     pub(crate) allowed_policies: Vec<FullChannelPolicy>,
+    /// Policy of watches that request none.
+    pub(crate) policy: FullChannelPolicy,
     /// Kind of the source that clients see.
     pub(crate) source: &'static str,
     /// True if the resource serves only metadata.
@@ -131,6 +133,7 @@ impl Default for Options {
             views: NamedViews::default(),
             lineage: None,
             allowed_policies: WatchConfig::default().allowed_policies,
+            policy: FullChannelPolicy::Replay,
             source: "test",
             is_secret: false,
             relay: None,
@@ -192,7 +195,7 @@ impl Sandbox {
             source: options.source,
             optional: false,
             is_secret: options.is_secret,
-            queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
+            queue: QueueOptions { policy: options.policy, length: 1024 },
             views: ResourceViews::new(Arc::new(options.views)),
             calls: calls.clone(),
             kubernetes: options.kubernetes,

@@ -13,6 +13,8 @@ use std::{
 use bytes::Bytes;
 use http::{Extensions, HeaderMap};
 use proptest::{collection::vec, prelude::*, sample::select};
+use tonic::Status;
+use tonic_types::StatusExt;
 
 use self::reader::Reader;
 use super::{access, body::WatchBody, open_with};
@@ -24,7 +26,7 @@ use crate::{
     },
     model::{Event, Namespaces, Object, ObjectKey, ResourceVersion},
     proto::pb,
-    transport::{BoundedFrame, Room},
+    transport::{BoundedBody, BoundedFrame, Exceeded, Room},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -490,4 +492,53 @@ async fn namespaces_leave_and_enter_at_the_version_of_the_client() {
     assert_eq!(world.readers[4].end.as_deref(), Some("ACCESS_CHANGED"));
     assert!(world.readers[4].fold.is_empty());
     world.finish().await;
+}
+
+/// Its client would not learn of the relist before that version.
+#[tokio::test(start_paused = true)]
+async fn a_watch_ended_for_memory_names_no_version_of_a_bookmark_that_it_drops() {
+    for (room, after) in [(EVERY_ROOM, Some("2")), (Room { bytes: 1, is_strict: true }, None)] {
+        let mut world = World::of(Vec::new(), |_| ()).await;
+        let mut body = world.live_watch().await;
+        world.put(&[], true).await;
+        tokio::time::advance(Duration::from_secs(60)).await;
+        let polled = body.poll_bounded(&mut Context::from_waker(Waker::noop()), room);
+        let Poll::Ready(Some(Ok(polled))) = polled else { panic!("the bookmark is due: {polled:?}") };
+        assert_eq!(matches!(polled, BoundedFrame::Frame(_)), after.is_some(), "{polled:?}");
+        let end = body.exhausted(usize::MAX, Exceeded::All(7));
+        let details = Status::from_header_map(&end.trailers.unwrap()).unwrap().get_error_details();
+        assert_eq!(details.error_info().unwrap().metadata.get("after").map(String::as_str), after);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_piece_of_initial_events_waits_for_a_turn() {
+    let object = |n: usize| {
+        let json = format!(r#"{{"metadata":{{"name":"o{n}"}},"x":"{}"}}"#, "x".repeat(40_000));
+        Arc::new(Object::from_json(json, "", ResourceVersion::decimal(1)).unwrap())
+    };
+    let mut world = World::of((0..4).map(object).collect(), |config| config.bulk_streams = 1).await;
+    tokio::spawn(world.service.clone().run());
+    for _ in 0..2 {
+        world.watch(0, QueueOptions { policy: FullChannelPolicy::Replay, length: 10 }, None).await;
+    }
+    for _ in 0..2 {
+        assert!(!world.readers[0].read(EVERY_ROOM), "it waits for its turn");
+        World::settle().await;
+        assert!(world.readers[0].read(EVERY_ROOM));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_of_the_source_that_changes_with_an_event_is_sent_after_it() {
+    let mut world = World::of(Vec::new(), |_| ()).await;
+    world.health.record_contact();
+    world.watch(0, QueueOptions { policy: FullChannelPolicy::Replay, length: 10 }, None).await;
+    world.drain().await;
+    world.put(&[(1, 0, Some(0))], false).await;
+    world.health.set_unconfirmed(true);
+    world.resource.informer.notify_watches().await;
+    World::settle().await;
+    let [event, bookmark, more] = std::array::from_fn(|_| world.readers[0].read(EVERY_ROOM));
+    assert!(event && bookmark && !more, "not at the interval: {event} {bookmark} {more}");
 }

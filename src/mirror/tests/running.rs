@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use super::*;
 use crate::{
     admin::Probes,
-    cache::{Deltas, KnownObjects, ObjectDelta, ProcessError, Queue, Store},
+    cache::{Deltas, KnownObjects, ObjectDelta, ProcessError, Queue, ReflectorError, SourceError, Store},
     client::{Query, TlsOptions},
-    mirror::{Mirror, MirrorConfig, MirrorState, Notes, writer::Writer},
+    mirror::{Mirror, MirrorConfig, MirrorState, Notes, Probe, writer::Writer},
     model::{Object, ResourceVersion},
 };
 
@@ -73,6 +73,18 @@ fn an_object_that_cannot_have_files_is_reported_once_and_keeps_those_that_it_has
     assert_eq!(mirrored(root.path()), Tree::new());
 }
 
+#[test]
+fn an_object_that_was_not_written_and_can_have_no_files_is_not_waited_for() {
+    let root = TempDir::new().unwrap();
+    let full = Faulty { operations: 0, fails: |operation| operation == 3 };
+    let (directory, keys) = MirrorDirectory::open(root.path(), "things", Layout::Keys, false, full).unwrap();
+    let writer = Writer::new(directory, keys, Layout::Keys, Arc::new(|_| {}));
+    writer.process(&deltas(ObjectDelta::Added(object("web", r#"{"data": {"a": "1"}}"#)))).unwrap_err();
+    assert_eq!(writer.failed(), 1);
+    writer.process(&deltas(ObjectDelta::Updated(object("web", r#"{"kind": "Pod"}"#)))).unwrap();
+    assert_eq!(writer.failed(), 0);
+}
+
 /// Returns the state of a mirror that has not begun.
 fn opened(path: &Path, layout: Layout, notes: Notes) -> MirrorState {
     let config = MirrorConfig {
@@ -85,10 +97,27 @@ fn opened(path: &Path, layout: Layout, notes: Notes) -> MirrorState {
         once: false,
         resync: Duration::ZERO,
         then: None,
-        health: None,
         notes,
     };
     Mirror::open(config).unwrap().state
+}
+
+#[test]
+fn an_error_of_the_upstream_that_stays_the_same_is_noted_once() {
+    let root = TempDir::new().unwrap();
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let output: Notes = {
+        let noted = Arc::clone(&noted);
+        Arc::new(move |note| noted.lock().push(note.to_string()))
+    };
+    let on_error = opened(root.path(), Layout::Objects, Arc::clone(&output)).error_notes("things", &output);
+    for error in ["refused", "refused", "reset", "refused"] {
+        on_error(&ReflectorError::Watch(SourceError::Unavailable(error.to_owned())));
+    }
+    assert_eq!(
+        *noted.lock(),
+        ["refused", "reset", "refused"].map(|error| format!("# things: watch failed: {error}; retrying"))
+    );
 }
 
 /// The set of rejected objects does not grow, and the next one is noted.
@@ -139,7 +168,8 @@ async fn the_probe_fails_before_the_directory_is_complete_and_while_it_is_stale(
     let root = TempDir::new().unwrap();
     let state = opened(root.path(), Layout::Objects, Arc::new(|_| {}));
     let probe = |path| {
-        let (status, text) = state.answer(path, "").unwrap();
+        let probed = state.clone();
+        let (status, text) = Probe(move || probed.problem()).answer(path, "").unwrap();
         format!("{} {text}", status.as_u16())
     };
     assert_eq!(probe("/readyz"), "503 not synced: no contact with the upstream since the start\n");

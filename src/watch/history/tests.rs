@@ -241,7 +241,9 @@ async fn the_oldest_batches_are_evicted_first_and_whole() {
 #[tokio::test(start_paused = true)]
 async fn old_batches_are_evicted_even_without_new_ones() {
     let mut history = History::new(BOUNDS, begin(1));
-    history.record(batch(1, 2, 1), Instant::now());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    let recorded = Instant::now();
+    history.record(batch(1, 2, 1), recorded);
     tokio::time::advance(BOUNDS.age).await;
     history.evict_old(Instant::now());
     assert_eq!(after(&history, 1), Ok(vec![2]), "exactly at the bound it is kept");
@@ -249,7 +251,7 @@ async fn old_batches_are_evicted_even_without_new_ones() {
     history.evict_old(Instant::now());
     assert_eq!(after(&history, 1), Err(NotInHistory::Expired));
     assert_eq!(after(&history, 2), Ok(vec![]));
-    assert_eq!((history.events(), history.bytes()), (0, 0));
+    assert_eq!((history.events(), history.bytes(), history.oldest_at()), (0, 0, recorded));
 }
 
 #[tokio::test]

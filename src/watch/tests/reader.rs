@@ -1,6 +1,6 @@
 //! Readers of a past: each lane gets exactly what it selects after its start, under drawn batches and under schedules that Shuttle draws.
 
-use std::{future::poll_fn, sync::atomic::AtomicU64};
+use std::{future::poll_fn, sync::atomic::AtomicU64, time::Duration};
 
 use proptest::{collection::vec, prelude::*};
 use shuttle::{
@@ -25,7 +25,7 @@ struct Lane {
 #[derive(Debug, Default)]
 struct Truth(Vec<Change>);
 
-const BOUNDS: Retention = Retention { events: 40, size: 1 << 20, age: std::time::Duration::from_secs(300) };
+const BOUNDS: Retention = Retention { events: 40, size: 1 << 20, age: Duration::from_secs(300) };
 
 // === impl Truth ===
 
@@ -267,6 +267,8 @@ async fn a_reader_is_woken_by_what_it_selects() {
         publish(&past, &[Arc::new(world.one(others, others)), Arc::new(world.one("b", "web"))]);
         assert!(flag.0.load(Ordering::SeqCst));
         assert!(reader.gauge().lag() > 0, "it has not read yet");
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(reader.gauge().waiting_since().map(|at| at.elapsed()), Some(Duration::from_secs(3)));
         let Poll::Ready(Read::Batch(read)) = reader.poll(&mut cx) else { panic!("there is something to read") };
         assert_eq!(read.first, past.head() - 1);
         assert!(reader.poll(&mut cx).is_pending());

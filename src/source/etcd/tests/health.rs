@@ -102,6 +102,14 @@ async fn a_revision_is_not_confirmed_for_a_caller_that_came_after_its_read() {
     })
     .await
     .expect("it is read");
+    let progress = fake.counts().progress;
+    let asked = async {
+        while fake.counts().progress < progress + 20 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(DEADLINE, asked).await.expect("progress is requested");
+    assert_eq!(fake.counts().ranges, ranges + 1, "no other read begins before it is answered");
     fake.write("a=2");
     let second = demand.confirmed_since(tokio::time::Instant::now());
     drop(release);

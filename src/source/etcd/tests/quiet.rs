@@ -2,7 +2,7 @@
 //! first put arrives.
 
 use super::*;
-use crate::cache::SyncState;
+use crate::{cache::SyncState, source::etcd::tests::fake_etcd::Fault};
 
 /// One version without correct progress responses, and one with them.
 const VERSIONS: [&str; 2] = ["3.4.23", "3.6.16"];
@@ -177,4 +177,36 @@ async fn after_a_start_a_revision_of_other_keys_is_listed_once_for_callers_that_
         drop(waiting);
         assert_eq!(rig.state, fake.state(PREFIX));
     }
+}
+
+/// The watch has to be quiet for a whole read first.
+#[tokio::test]
+async fn after_a_start_nothing_is_listed_while_changes_may_be_on_their_way() {
+    let fake = FakeEtcd::new();
+    fake.set(|store| store.version = "3.4.23");
+    fake.write("a=1");
+    let gate = fake.member().await;
+    let patient = || EtcdConfig { answer_timeout: DEADLINE, ..config(&[&gate]) };
+    let mut rig = Rig::start(patient());
+    rig.told().await;
+    let kept = rig.kept().await;
+    drop(rig);
+    let mut rig = Rig::resume(patient(), Some(&kept));
+    asked(&fake, 5).await;
+    let (release, first) = tokio::sync::oneshot::channel();
+    let (_hold, third) = tokio::sync::oneshot::channel();
+    let answered = Fault::Then(Box::new(|_| ()));
+    fake.set(|store| store.ranges.extend([Fault::Hold(first), answered, Fault::Hold(third)]));
+    asked(&fake, 1).await;
+    // The first read has begun before this message of the watch.
+    fake.write("a=2");
+    assert_eq!(rig.told().await, "3 ~a=2");
+    elsewhere(&fake, 1);
+    let pages = fake.counts().pages;
+    let _waiting = rig.demand.wait();
+    drop(release);
+    asked(&fake, 2).await;
+    assert_eq!(fake.counts().pages, pages, "the third is a read of the head");
+    fake.write("a=3");
+    assert_eq!((rig.told().await, rig.lists()), ("5 ~a=3".to_owned(), 0));
 }

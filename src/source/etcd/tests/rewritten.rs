@@ -1,7 +1,10 @@
 //! Rewritten histories, also those that are hard to detect.
 
 use super::*;
-use crate::source::etcd::tests::fake_etcd::Fault;
+use crate::source::etcd::{
+    pb::{RangeResponse, ResponseHeader},
+    tests::fake_etcd::Fault,
+};
 
 /// Stops the members, restores a revision, writes, and starts them.
 async fn restored(fake: &FakeEtcd, gate: &Gate, rig: &Rig, to: i64, writes: &[&str]) {
@@ -130,6 +133,18 @@ async fn another_cluster_is_a_rewritten_history_whatever_the_revision() {
     fake.write("a=6");
     assert_eq!(rig.told().await, "7 ~a=6");
     assert_eq!(rig.history_rewrites, 1);
+}
+
+/// A load balancer may lead a read to another cluster than the watch.
+#[tokio::test]
+async fn the_revision_of_another_cluster_is_not_confirmed() {
+    let (fake, _gate, mut rig) = at_five().await;
+    let header = ResponseHeader { cluster_id: 8, revision: 9, ..fake.all().0 };
+    fake.set(|store| store.answers.push_back(RangeResponse { header: Some(header), ..RangeResponse::default() }));
+    let confirmed = rig.demand.confirmed_since(tokio::time::Instant::now());
+    let _waiting = rig.demand.wait();
+    assert_eq!(timeout(DEADLINE, confirmed).await.expect("in time"), ResourceVersion::decimal(5));
+    assert_eq!((rig.told().await, rig.history_rewrites), ("rewind 5".to_owned(), 1));
 }
 
 /// The term in a response is that of the last entry that the member has applied, which a snapshot of the leader does not set.
