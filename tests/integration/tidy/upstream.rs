@@ -1,4 +1,4 @@
-//! Reads the table of upstream's tests and fails on a row that names no test of ours that runs.
+//! Reads the table of upstream's tests, and the mutants, and fails on one that names no test of ours that runs.
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
@@ -46,9 +46,10 @@ fn find(path: &str) -> Result<(), String> {
     let read = |path: PathBuf| fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()));
     let mut text = read(folder.join(root))?;
     for module in modules.split("::") {
+        let other = at_other_path(&text, module).map(|path| folder.with_file_name(path));
         folder.push(module);
         if is_declared(&text, module) {
-            text = read(folder.with_extension("rs"))?;
+            text = read(other.unwrap_or_else(|| folder.with_extension("rs")))?;
         } else {
             let inline = text.split_once(&format!("\nmod {module} {{"));
             text = inline.ok_or(format!("module {module} is not declared"))?.1.to_owned();
@@ -61,6 +62,12 @@ fn is_declared(text: &str, module: &str) -> bool {
     let declaration = format!("mod {module};");
     text.lines()
         .any(|line| line == declaration || line.starts_with("pub") && line.ends_with(&format!(" {declaration}")))
+}
+
+/// Returns the path in the attribute of a module.
+fn at_other_path<'t>(text: &'t str, module: &str) -> Option<&'t str> {
+    let (before, _) = text.split_once(&format!("\nmod {module};"))?;
+    before.lines().next_back()?.strip_prefix("#[path = \"")?.strip_suffix("\"]")
 }
 
 /// Checks that a function is a test that is not ignored.
@@ -110,6 +117,7 @@ fn problems_of_rows_and_tests_are_found() {
     let check = |function| check_test(text, function);
     assert_eq!(check("runs"), Ok(()));
     assert_eq!(["waits", "helps", "run"].map(|function| check(function).is_ok()), [false; 3]);
+    assert_eq!(at_other_path("#[cfg(test)]\n#[path = \"b/a.rs\"]\nmod a;", "a"), Some("b/a.rs"));
     assert!(is_declared("mod a;\npub(crate) mod b;", "b") && !is_declared("// mod a;\nmod ab;", "a"));
 }
 
@@ -119,5 +127,23 @@ fn every_test_that_the_table_of_upstream_names_exists_and_runs() {
     let rows = rows(&document);
     assert!(rows.len() > 150, "the rows were found");
     let problems = problems(&rows, find);
+    assert!(problems.is_empty(), "{problems:#?}");
+}
+
+#[test]
+fn every_test_that_a_mutant_names_exists_and_runs() {
+    let mut problems = Vec::new();
+    for folder in fs::read_dir("tests/mutants").unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir())
+    {
+        for patch in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let text = fs::read_to_string(&patch).unwrap_or_default();
+            for finder in text.lines().filter_map(|line| line.strip_prefix("Found by: ")) {
+                // Another one is the name of a checker, which `tests/mutants/run --check` looks up.
+                let Some((binary, path)) = finder.split_once(' ') else { continue };
+                let path = if binary == "lib" { path.to_owned() } else { format!("{binary}::{path}") };
+                problems.extend(find(&path).err().map(|problem| format!("{}: {path}: {problem}", patch.display())));
+            }
+        }
+    }
     assert!(problems.is_empty(), "{problems:#?}");
 }
