@@ -299,6 +299,38 @@ fn a_reader_that_comes_while_a_thread_works_loses_nothing_and_is_woken() {
     }
 }
 
+/// The history may have dropped the changes since, so that nobody can count them again.
+#[test]
+fn what_a_thread_has_counted_stays_counted_though_its_reader_takes_a_part() {
+    let cx = Context::from_waker(Waker::noop());
+    let threads = BulkThreads::manual(Arc::default());
+    let config = BroadcasterConfig { retention: bounds(2, 1 << 30), ..BroadcasterConfig::default() };
+    let mut broadcaster = Broadcaster::<Text>::new(config, version(0)).deferring_to(Some(&threads));
+    let subscribe = Subscribe { format: Letter('s'), ..live(everything(), queue(FullChannelPolicy::Drop, 2)) };
+    let _cursor = broadcaster.subscribe(subscribe);
+    let queue = broadcaster.cursors.queues().remove(0);
+    let mut world = World::at(0);
+    let mut publish = |names: &[&str]| names.iter().for_each(|name| broadcaster.publish(&[world.one(name, "web")]));
+    // The second one is suppressed.
+    publish(&["a", "a"]);
+    assert!(matches!(queue.poll_turn(&cx, 2), Poll::Ready(Turn::Read(u64::MAX))));
+    publish(&["b"]);
+    let position = ReplayPosition { version: version(2), offset: 2, is_gap: false };
+    let mut has_read = false;
+    let is_over = || {
+        if !std::mem::replace(&mut has_read, true) {
+            assert_eq!(queue.note_read(&position, 1, 1), Read::Noted);
+        }
+        false
+    };
+    assert!(!queue.work(is_over) && has_read);
+    publish(&["a", "c", "a", "d"]);
+    assert!(queue.poll_turn(&cx, 7).is_pending());
+    while threads.run_one() {}
+    let turn = queue.poll_turn(&cx, 7);
+    assert!(matches!(turn, Poll::Ready(Turn::Moved { lost: 3, suppressed: 2, .. })), "{turn:?}");
+}
+
 /// Reader, and the state that it has received.
 struct Reader {
     cursor: Cursor<Deliveries>,

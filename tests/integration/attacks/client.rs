@@ -62,6 +62,11 @@ impl Raw {
         self.next - 2
     }
 
+    /// Returns true if the server has closed the connection.
+    pub(super) fn has_ended(&self) -> bool {
+        self.task.is_finished()
+    }
+
     /// Waits until the server has closed the connection.
     pub(super) async fn closed(&mut self) {
         (&mut self.task).await.unwrap();

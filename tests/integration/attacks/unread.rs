@@ -136,7 +136,7 @@ async fn clients_under_block_that_reconnect_delay_the_resource_only_for_their_bu
         attacked.reads(attack, 5).await;
     }
     let blocked = blocked().await;
-    assert!(blocked > Duration::ZERO, "they were waited for");
+    assert!(blocked > Duration::ZERO, "they were waited for; the connection has ended: {}", connection.has_ended());
     // A timer that fires late adds to the time.
     assert!(blocked < 2 * BLOCK_TIMEOUT + began.elapsed() / 10, "{blocked:?} of {:?}", began.elapsed());
     attacked.serves(attack).await;
