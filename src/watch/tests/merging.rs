@@ -310,11 +310,14 @@ fn what_a_thread_has_counted_stays_counted_though_its_reader_takes_a_part() {
     let _cursor = broadcaster.subscribe(subscribe);
     let queue = broadcaster.cursors.queues().remove(0);
     let mut world = World::at(0);
-    let mut publish = |names: &[&str]| names.iter().for_each(|name| broadcaster.publish(&[world.one(name, "web")]));
-    // The second one is suppressed.
-    publish(&["a", "a"]);
+    let mut publish = |names: &[&str], suppressed: usize| {
+        for name in names.iter().chain(std::iter::repeat_n(&"a", suppressed)) {
+            broadcaster.publish(&[world.one(name, "web")]);
+        }
+    };
+    publish(&["a"], 1);
     assert!(matches!(queue.poll_turn(&cx, 2), Poll::Ready(Turn::Read(u64::MAX))));
-    publish(&["b"]);
+    publish(&["b"], 250);
     let position = ReplayPosition { version: version(2), offset: 2, is_gap: false };
     let mut has_read = false;
     let is_over = || {
@@ -324,11 +327,11 @@ fn what_a_thread_has_counted_stays_counted_though_its_reader_takes_a_part() {
         false
     };
     assert!(!queue.work(is_over) && has_read);
-    publish(&["a", "c", "a", "d"]);
-    assert!(queue.poll_turn(&cx, 7).is_pending());
+    publish(&["c", "d"], 50);
+    assert!(queue.poll_turn(&cx, 305).is_pending());
     while threads.run_one() {}
-    let turn = queue.poll_turn(&cx, 7);
-    assert!(matches!(turn, Poll::Ready(Turn::Moved { lost: 3, suppressed: 2, .. })), "{turn:?}");
+    let turn = queue.poll_turn(&cx, 305);
+    assert!(matches!(turn, Poll::Ready(Turn::Moved { lost: 3, suppressed: 300, .. })), "{turn:?}");
 }
 
 /// Reader, and the state that it has received.
